@@ -1,0 +1,1 @@
+"""Roles that consume: learner, parameter server, evaluator, monitor."""

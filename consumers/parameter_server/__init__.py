@@ -1,0 +1,1 @@
+"""A shard of the weights, and the rules by which gradients change it."""

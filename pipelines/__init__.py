@@ -1,0 +1,1 @@
+"""The Beam pipelines: transitions in, prioritised batches out."""

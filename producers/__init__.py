@@ -1,0 +1,1 @@
+"""Actors: environments played, transitions published."""
