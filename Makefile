@@ -1,0 +1,46 @@
+# Everything sets itself up in .venv: a machine needs only Python >= 3.11 and make.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+EXTRAS := all,dev
+PRESET ?= cartpole
+PIP := $(BIN)/pip --disable-pip-version-check
+
+.DEFAULT_GOAL := help
+.PHONY: help install train test check bench docs clean
+
+help: ## Show the targets
+	@grep -E '^[a-z]+:.*##' Makefile | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed: make PYTHON=python3.11 ..."; exit 2; }
+	@test -x $(BIN)/python || { echo "Creating $(VENV) ..."; $(PYTHON) -m venv $(VENV); }
+	@echo "Installing into $(VENV) (the first time takes 2-4 minutes: PyTorch is large) ..."
+	@$(PIP) install --quiet --constraint constraints.txt --editable '.[$(EXTRAS)]'
+	@touch $@
+
+install: $(READY) ## Install everything into .venv
+
+train: $(READY) ## Train the preset (PRESET=cartpole) with a real broker and every role
+	@$(BIN)/gorila train $(PRESET)
+
+test: $(READY) ## All tests, the real broker included
+	@$(BIN)/python -m pytest
+
+check: $(READY) ## Format, lint, types, import rules, generated documents
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-logo 2>/dev/null || $(BIN)/lint-imports
+	@$(BIN)/python -m gorila.generated_docs --check
+
+docs: $(READY) ## Regenerate the documents that come from code
+	@$(BIN)/python -m gorila.generated_docs
+
+bench: $(READY) ## Smoke run of every benchmark; figures: python -m benchmarks.NAME
+	@$(PIP) install --quiet --constraint constraints.txt --editable '.[bench]'
+	@for file in benchmarks/[a-z]*.py; do name=$$(basename $$file .py); echo "== $$name"; $(BIN)/python -m benchmarks.$$name --quick || exit 1; done
+
+clean: ## Remove the virtual environment and caches (never runs/ or .gorila/)
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
