@@ -1,0 +1,139 @@
+"""Reads a run's small topics and lags for the live view: everything here can be had with Kafka's own tools too."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gorila.config import Config
+from gorila.errors import BadRecord, BrokerError
+from gorila.kafka import Cluster, Received
+from gorila.local.progress import RunProgress
+from gorila.messages import TransitionBlock, Weights
+from gorila.service import Service
+from gorila.topics import BY_NAME, full_name, group_name
+
+# Kafka's own cost of a record that travels alone, as blocks do: batch header 61 bytes, record framing about 10.
+RECORD_OVERHEAD_BYTES = 71
+FOLLOWED = ("episodes", "replay-stats", "priorities")
+SIZE_SAMPLE = 500
+
+
+@dataclass(frozen=True)
+class Lag:
+    """Records a group is behind, over its partitions."""
+
+    group: str
+    records: int
+
+
+class RunFollower:
+    """Keeps a RunProgress current. Not a member of any group: it commits nothing and slows nobody."""
+
+    def __init__(self, service: Service, progress: RunProgress) -> None:
+        self._service = service
+        self._cluster: Cluster = service.cluster
+        self._config: Config = service.config
+        self._progress = progress
+        self._consumer = self._cluster.consumer()
+        self._admin = self._cluster.admin()
+        self._tail = self._cluster.consumer()
+        self._consumer.assign(
+            {(service.topic(t), p): 0 for t in FOLLOWED for p in range(BY_NAME[t].partitions(self._config))}
+        )
+
+    def poll(self, timeout_s: float) -> None:
+        """Fold in what has come; waits for the first record up to `timeout_s`."""
+        for received in self._consumer.poll_many(2000, timeout_s):
+            try:
+                self._progress.take(self._service.schemas.decode(received.value), received.timestamp_ms)
+            except BadRecord:
+                continue  # whose reader it is sends it to dead-letters; a view only looks
+
+    def look_at_weights(self) -> None:
+        """Newest weights of each shard: one record, not the whole topic (a Nature snapshot is 7 MB)."""
+        topic = self._service.topic("weights")
+        for shard in range(self._config.parameter_server.shards):
+            newest = self._newest(topic, shard)
+            if newest is not None:
+                try:
+                    self._progress.take(self._service.schemas.expect(newest.value, Weights), newest.timestamp_ms)
+                except BadRecord:
+                    continue
+
+    def _newest(self, topic: str, partition: int) -> Received | None:
+        low, high = self._tail.watermarks(topic, partition)
+        for back in (1, 4, 16):  # transaction markers and compaction leave gaps before the end
+            start = max(low, high - back)
+            if start >= high:
+                return None
+            self._tail.assign({(topic, partition): start})
+            found = self._tail.poll_many(back, 1.0)
+            if found:
+                return found[-1]
+        return None
+
+    def lags(self) -> list[Lag]:
+        """Committed lag of each group, as the Kafka tools show it."""
+        config, lags = self._config, []
+        wanted = [("replay", "transitions", "replay"), ("learner", "batches", "learner")]
+        wanted += [(f"parameter-server-{s}-0", "gradients", "parameter-server") for s in range(config.parameter_server.shards)]
+        for group, topic, role in wanted:
+            partitions = range(BY_NAME[topic].partitions(config))
+            if role == "parameter-server":
+                partitions = range(int(group.split("-")[2]), int(group.split("-")[2]) + 1)
+            keys = [(full_name(self._service.run, topic), p) for p in partitions]
+            try:
+                ends = self._admin.end_offsets(keys)
+                committed = self._admin.group_offsets(group_name(self._service.run, group), keys)
+            except BrokerError:
+                continue
+            behind = sum(max(0, ends[key] - (committed.get(key) or 0)) for key in keys)
+            lags.append(Lag(group, behind))
+        return lags
+
+    def dead_letters(self) -> int:
+        """Records in dead-letters."""
+        key = (self._service.topic("dead-letters"), 0)
+        return self._admin.end_offsets([key])[key]
+
+    def first_step_ms(self) -> int | None:
+        """Start of the earliest actor that published, by its own epoch (or its first block's append time without one)."""
+        starts = []
+        for partition in range(self._config.actor.count):
+            for received in self._read("transitions", partition, 0, 1):
+                block = self._service.schemas.expect(received.value, TransitionBlock)
+                starts.append(block.actor_epoch or received.timestamp_ms)
+        return min(starts) if starts else None
+
+    def bytes_per_transition(self) -> float | None:
+        """Over the newest blocks of every partition: key, value and Kafka's own framing, per transition."""
+        size = rows = 0
+        for partition in range(self._config.actor.count):
+            _, high = self._tail.watermarks(self._service.topic("transitions"), partition)
+            for received in self._read("transitions", partition, max(0, high - SIZE_SAMPLE), SIZE_SAMPLE):
+                try:
+                    block = self._service.schemas.expect(received.value, TransitionBlock)
+                except BadRecord:
+                    continue
+                size += len(received.value or b"") + len(received.key or b"") + RECORD_OVERHEAD_BYTES
+                rows += int((~block.is_last).sum())
+        return size / rows if rows else None
+
+    def _read(self, topic: str, partition: int, start: int, count: int) -> list[Received]:
+        name = self._service.topic(topic)
+        low, high = self._tail.watermarks(name, partition)
+        if high <= max(low, start):
+            return []
+        self._tail.assign({(name, partition): max(low, start)})
+        found: list[Received] = []
+        while len(found) < count:
+            more = self._tail.poll_many(count - len(found), 1.0)
+            if not more:
+                break
+            found += more
+        return found
+
+    def close(self) -> None:
+        """Close both consumers."""
+        self._consumer.close()
+        self._tail.close()
