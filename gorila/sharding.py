@@ -5,6 +5,8 @@ numpy only: the parameter server imports it.
 
 from __future__ import annotations
 
+import itertools
+
 from gorila.errors import ConfigError
 from gorila.messages import MAX_PARAMETERS
 
@@ -21,4 +23,4 @@ def bounds(num_parameters: int, shards: int) -> list[tuple[int, int]]:
         raise ConfigError("parameter_server.shards", shards, allowed)
     size, longer = divmod(num_parameters, shards)
     starts = [shard * size + min(shard, longer) for shard in range(shards + 1)]
-    return list(zip(starts[:-1], starts[1:], strict=True))
+    return list(itertools.pairwise(starts))
