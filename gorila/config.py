@@ -63,8 +63,8 @@ class EnvSection(Section):
 class NetworkSection(Section):
     """The Q-network."""
 
-    factory: str = Field("mlp", description="mlp | nature | small-conv | import path `package.module:Net` called with (observation_shape, actions, **kwargs)")
-    hidden: tuple[Positive, ...] = Field((128, 128), description="mlp: widths; conv: the fully connected layer")
+    factory: str = Field("mlp", description="mlp | nature | small-conv | import path `package.module:Net` called with (state_shape, actions, **kwargs)")
+    hidden: tuple[Positive, ...] = Field((), description="mlp: widths; conv: fully connected layers; empty: mlp 128-128, nature 512, small-conv 128")
     dueling: bool = Field(False, description="dueling heads (Wang et al. 2016)")
     kwargs: dict[str, Any] = Field(default_factory=dict, description="keyword arguments of an imported factory")
 
