@@ -82,3 +82,45 @@ class Processor(Protocol):
     def check_valid(self) -> None:
         """Raises InvalidState."""
         ...
+
+
+class OffsetTracker:
+    """Which records a role has handed in but not finished, as the offsets that may be committed. Pure, one a role.
+
+    A role that finishes a record inside `process` calls `take` and `release` at once (or `done`); one that holds back (the learner, until a
+    batch's gradient is out) releases later, in any order. A partition's position is its lowest unfinished offset, else one above the last taken.
+    Call `take` only for records that are kept: after everything that may raise BadRecord.
+    """
+
+    def __init__(self) -> None:
+        self._open: dict[tuple[str, int], set[int]] = {}
+        self._next: dict[tuple[str, int], int] = {}
+
+    def take(self, record: Incoming) -> None:
+        """The record is being worked on."""
+        key = (record.topic, record.partition)
+        self._open.setdefault(key, set()).add(record.offset)
+        self._next[key] = max(record.offset + 1, self._next.get(key, 0))
+
+    def release(self, topic: str, partition: int, offset: int) -> None:
+        """Everything that record causes has been emitted. Unknown offsets (of a partition taken away meanwhile) are ignored."""
+        self._open.get((topic, partition), set()).discard(offset)
+
+    def done(self, record: Incoming) -> None:
+        """`take` and `release` in one."""
+        self.take(record)
+        self.release(record.topic, record.partition, record.offset)
+
+    def positions(self) -> dict[tuple[str, int], int]:
+        """Next offset to be read per (topic, partition) if the role died now."""
+        return {key: min(self._open[key], default=position) for key, position in self._next.items()}
+
+    def unfinished(self, topic: str) -> int:
+        """Records of this input taken and not released."""
+        return sum(len(offsets) for (name, _), offsets in self._open.items() if name == topic)
+
+    def forget(self, partitions: Iterable[tuple[str, int]]) -> None:
+        """These (topic, partition) belong to another member now."""
+        for key in partitions:
+            self._open.pop(key, None)
+            self._next.pop(key, None)
