@@ -1,0 +1,204 @@
+"""`gorila`: one command, a sub-command a role. Role code is looked up by name when it runs, so that no role's dependencies weigh on another.
+
+Exit codes: 0 done, 1 something failed (one line says what), 2 the command was wrong (one line says how), 130 interrupted before anything ran.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from gorila.errors import GorilaError, UsageError
+
+app = typer.Typer(
+    name="gorila",
+    help="Distributed deep Q-learning as a stream: actors, a Beam replay pipeline, learners and parameter servers around Apache Kafka.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    epilog="Start with: gorila train cartpole",
+)
+
+Run = Annotated[str, typer.Option("--run", help="Name of the run.")]
+Index = Annotated[
+    int, typer.Option(min=0, help="Which one of its kind: actor, learner or shard number.", envvar="GORILA_INDEX")
+]
+Servers = Annotated[
+    str, typer.Option("--bootstrap-servers", help="Kafka, host:port[,host:port]. Default: the local embedded broker.")
+]
+Sets = Annotated[list[str] | None, typer.Option("--set", help="section.key=value; may be repeated.")]
+RunDir = Annotated[Path | None, typer.Option(help="Folder for logs and results of this run.")]
+
+ROLES = {
+    "actor": ("producers.main:run_actor", "Play environments and publish transitions."),
+    "replay": ("pipelines.main:run_replay", "Turn transitions into prioritised batches (Beam)."),
+    "learner": ("consumers.main:run_learner", "Turn batches into gradients."),
+    "parameter-server": ("consumers.main:run_parameter_server", "Apply gradients to a shard and publish weights."),
+    "evaluator": ("consumers.main:run_evaluator", "Measure published weights on full, unclipped games."),
+    "monitor": ("consumers.main:run_monitor", "TensorBoard and the learning curve."),
+}
+
+
+def local_bootstrap_servers() -> str:
+    """Of the embedded broker that runs here. Raises UsageError when there is none."""
+    from gorila.local.broker import Broker
+    from gorila.local.train import BROKER_FOLDER
+
+    running = Broker(BROKER_FOLDER).status()
+    if running is None:
+        raise UsageError("no --bootstrap-servers and no local broker running: give one, or `gorila broker start`")
+    return running.bootstrap_servers
+
+
+def _servers(given: str, sets: list[str] | None) -> str:
+    from gorila.settings import environment_values, parse_sets
+
+    configured = {**environment_values(os.environ), **parse_sets(sets or [])}.get("kafka.bootstrap_servers", "")
+    return given or str(configured) or local_bootstrap_servers()
+
+
+def _role_command(role: str, target: str, about: str) -> Callable[..., None]:
+    def command(
+        run: Run, index: Index = 0, bootstrap_servers: Servers = "", sets: Sets = None, run_dir: RunDir = None
+    ) -> None:
+        from gorila.service import open_service
+
+        service = open_service(role, run, index, _servers(bootstrap_servers, sets), tuple(sets or ()), run_dir)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: service.stop.set())
+        module, _, name = target.partition(":")
+        try:
+            entry = getattr(importlib.import_module(module), name)
+        except ModuleNotFoundError as error:
+            if error.name and error.name.split(".")[0] in ("gorila", "producers", "pipelines", "consumers"):
+                raise
+            raise UsageError(f"{role} needs the package {error.name!r}: pip install 'gorila-stream[all]'") from None
+        entry(service)
+
+    command.__doc__ = f"{about}\n\nExample: gorila {role} --run RUN --bootstrap-servers localhost:9092"
+    return command
+
+
+for _role, (_target, _about) in ROLES.items():
+    app.command(_role, rich_help_panel="Roles, each a service")(_role_command(_role, _target, _about))
+
+
+@app.command()
+def train(
+    preset: Annotated[
+        str, typer.Argument(help="Preset name or a path to a .toml file.", autocompletion=lambda: _presets())
+    ] = "cartpole",
+    steps: Annotated[
+        int, typer.Option(min=0, help="Stop after this many environment steps; 0: the preset's limit.")
+    ] = 0,
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed of everything random.")] = None,
+    seeds: Annotated[
+        int, typer.Option(min=1, help="Train this many seeds, one after another; prints mean and interval.")
+    ] = 1,
+    bootstrap_servers: Servers = "",
+    sets: Sets = None,
+    runs_dir: Annotated[Path, typer.Option(help="Where runs/<run>/ is written.")] = Path("runs"),
+) -> None:
+    """Train: a real broker, topics, every role, a live view, a summary.
+
+    Examples: gorila train · gorila train catch-pixels · gorila train pong --steps 20000 · gorila train cartpole --seeds 5 --set learner.codec=fp16
+    """
+    from gorila.local.seeds_table import print_seeds
+    from gorila.local.train import train as run_training
+    from gorila.settings import load_config
+
+    extra = list(sets or [])
+    if steps:
+        extra.append(f"run.max_env_steps={steps}")
+    if bootstrap_servers:
+        extra.append(f"kafka.bootstrap_servers={bootstrap_servers}")
+    first = load_config(preset, extra).run.seed if seed is None else seed
+    summaries = []
+    for number in range(first, first + seeds):
+        summary = run_training(load_config(preset, [*extra, f"run.seed={number}"]), root=runs_dir)
+        print(json.dumps(dataclasses.asdict(summary), indent=2))
+        summaries.append(summary)
+        if summary.ended_because == "interrupted":
+            break
+    if seeds > 1:
+        print_seeds(summaries)
+
+
+@app.command()
+def evaluate(
+    weights: Annotated[Path, typer.Argument(help="weights.safetensors of a run.")],
+    episodes: Annotated[int, typer.Option(min=1, help="Episodes to play.")] = 100,
+    epsilon: Annotated[
+        float | None, typer.Option(min=0.0, max=1.0, help="Default: the run's evaluator.epsilon.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+) -> None:
+    """Play episodes with saved weights and print the returns' mean, deviation and human-normalised score.
+
+    Example: gorila evaluate runs/RUN/weights.safetensors --episodes 100
+    """
+    result = importlib.import_module("gorila.policy").evaluate_file(weights, episodes, epsilon, seed)
+    print(json.dumps(result, indent=2))
+
+
+@app.command()
+def config(
+    preset: Annotated[str, typer.Argument(help="Preset name or a path to a .toml file.")] = "cartpole",
+    sets: Sets = None,
+) -> None:
+    """Print the effective configuration of a preset with the environment and --set applied."""
+    from gorila.settings import load_config
+
+    print(json.dumps(load_config(preset, sets or []).model_dump(mode="json"), indent=2))
+
+
+def _presets() -> list[str]:
+    from gorila.settings import preset_names
+
+    return preset_names()
+
+
+@app.command()
+def presets() -> None:
+    """List the presets that ship."""
+    print("\n".join(_presets()))
+
+
+def _add_groups() -> None:
+    from gorila.local.broker_commands import broker_app, register_kafka_command
+    from gorila.topic_commands import register_cat, topics_app
+
+    app.add_typer(broker_app, name="broker")
+    app.add_typer(topics_app, name="topics")
+    register_cat(app)
+    register_kafka_command(app)
+
+
+def main(arguments: list[str] | None = None) -> Any:
+    """Entry point: errors become one line and an exit code, never a traceback."""
+    _add_groups()
+    try:
+        return app(args=arguments, standalone_mode=True)
+    except GorilaError as error:
+        print(f"gorila: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except OSError as error:
+        print(
+            f"gorila: {error.strerror or error}{': ' + str(error.filename) if error.filename else ''}", file=sys.stderr
+        )
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Published Atari scores, one CSV a protocol."""
