@@ -16,8 +16,8 @@ from rich.table import Table
 from rich.text import Text
 
 from gorila.config import Config
-from gorila.local.follower import Lag
-from gorila.local.progress import RunProgress
+from gorila.run_follower import Lag
+from gorila.run_progress import RunProgress
 from gorila.local.roles import RoleProcess
 
 PLAIN_LINE_EVERY_S = 5.0

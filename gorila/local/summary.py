@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from gorila.config import Config
-from gorila.local.progress import RunProgress
+from gorila.run_progress import RunProgress
 from gorila.scores import human_normalised
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from gorila.config import Config
 from gorila.errors import BadRecord, BrokerError
 from gorila.kafka import Cluster, Received
-from gorila.local.progress import RunProgress
+from gorila.run_progress import RunProgress
 from gorila.messages import TransitionBlock, Weights
 from gorila.service import Service
 from gorila.topics import BY_NAME, full_name, group_name
@@ -76,7 +76,9 @@ class RunFollower:
         """Committed lag of each group, as the Kafka tools show it."""
         config, lags = self._config, []
         wanted = [("replay", "transitions", "replay"), ("learner", "batches", "learner")]
-        wanted += [(f"parameter-server-{s}-0", "gradients", "parameter-server") for s in range(config.parameter_server.shards)]
+        wanted += [
+            (f"parameter-server-{s}-0", "gradients", "parameter-server") for s in range(config.parameter_server.shards)
+        ]
         for group, topic, role in wanted:
             partitions = range(BY_NAME[topic].partitions(config))
             if role == "parameter-server":
