@@ -49,6 +49,10 @@ class RecordTooLarge(BrokerError):
 class OffsetGone(BrokerError):
     """The wanted offset is no longer in the log, or not yet."""
 
+    def __init__(self, message: str, topic: str = "", partition: int = -1) -> None:
+        super().__init__(message)
+        self.topic, self.partition = topic, partition
+
 
 class LocalError(GorilaError):
     """Disk, port or a missing extra on this machine."""

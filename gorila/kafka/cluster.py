@@ -1,0 +1,90 @@
+"""How to reach one Kafka: every client of a process is made here."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from gorila.errors import UsageError
+from gorila.kafka.admin import Admin
+from gorila.kafka.client_properties import read_client_properties
+from gorila.kafka.connection import QUEUE_KIB, Link
+from gorila.kafka.consumer import Consumer, Partition
+from gorila.kafka.producer import Producer
+from gorila.topics import MAX_RECORD_BYTES
+
+
+class Cluster:
+    """How to reach one Kafka. Connects nothing by itself; every client of a process is made here.
+
+    Args:
+        bootstrap_servers: host:port[,host:port].
+        client_properties: path of a Java-style properties file, or empty.
+        client_id: shown by Kafka's tools and used by quotas.
+        stop: set when the process must end: a `send` that waits for room then gives up after STOP_GRACE_S.
+    """
+
+    def __init__(
+        self,
+        bootstrap_servers: str,
+        client_properties: str = "",
+        client_id: str = "",
+        stop: threading.Event | None = None,
+    ) -> None:
+        settings = read_client_properties(client_properties) if client_properties else {}
+        if bootstrap_servers:
+            settings["bootstrap.servers"] = bootstrap_servers
+        if not settings.get("bootstrap.servers"):
+            raise UsageError("kafka.bootstrap_servers is empty: give host:port, or start the embedded broker")
+        self._settings = settings
+        self.bootstrap_servers = settings["bootstrap.servers"]
+        self.client_id = client_id or settings.get("client.id", "gorila")
+        self.stop = stop
+
+    def client_settings(self, kind: str, extra: Mapping[str, Any]) -> tuple[dict[str, Any], Link]:
+        """Settings of one client, and what it learns about the connection."""
+        link = Link(self.bootstrap_servers, f"{self.client_id}-{kind}")
+        settings: dict[str, Any] = {
+            "socket.nagle.disable": True,
+            "reconnect.backoff.ms": 50,
+            "reconnect.backoff.max.ms": 1000,
+            "topic.metadata.refresh.fast.interval.ms": 50,
+            "message.max.bytes": MAX_RECORD_BYTES,
+            **self._settings,
+            **extra,
+            "client.id": link.name,
+            "error_cb": link.on_error,
+        }
+        return settings, link
+
+    def producer(self, *, transactional_id: str | None = None, linger_ms: float = 0) -> Producer:
+        """An idempotent producer; with an id, a transactional one (which fences its predecessor: may take a second)."""
+        return Producer(self, transactional_id, linger_ms)
+
+    def consumer(
+        self,
+        group: str | None = None,
+        *,
+        instance_id: str | None = None,
+        on_assign: Callable[[list[Partition]], Mapping[Partition, int] | None] | None = None,
+        on_revoke: Callable[[list[Partition]], None] | None = None,
+        ends: bool = False,
+        queued_kib: int = QUEUE_KIB,
+    ) -> Consumer:
+        """A reader.
+
+        Args:
+            group: for `subscribe` and `commit`; None for a reader of explicit partitions.
+            instance_id: static membership.
+            on_assign: told the partitions that came; may return {partition: offset to start at}. The others start at their
+                committed offset, or at the earliest one.
+            on_revoke: told the partitions that go (commit what is theirs before returning).
+            ends: whether `end_reached` is to be known (an event a time the reader reaches a partition's end).
+            queued_kib: fetched and not yet polled, at most.
+        """
+        return Consumer(self, group, instance_id, on_assign, on_revoke, ends, queued_kib)
+
+    def admin(self) -> Admin:
+        """Topics, offsets, groups."""
+        return Admin(self)

@@ -1,0 +1,252 @@
+"""Reading records, in a group or from explicit partitions."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import confluent_kafka as ck
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+
+from gorila.errors import BrokerError, OffsetGone
+from gorila.kafka.connection import LATER, SLICE_S, check_process, library_log, log, patiently
+from gorila.topics import MAX_RECORD_BYTES
+
+if TYPE_CHECKING:
+    from gorila.kafka.cluster import Cluster
+
+COMMIT_METADATA = "gorila"
+EARLIEST: int = ck.OFFSET_BEGINNING
+LATEST: int = ck.OFFSET_END
+Partition = tuple[str, int]
+
+SESSION_LOST = frozenset(
+    {
+        KafkaError.ILLEGAL_GENERATION,
+        KafkaError.UNKNOWN_MEMBER_ID,
+        KafkaError.REBALANCE_IN_PROGRESS,
+        KafkaError.FENCED_INSTANCE_ID,
+        KafkaError._NO_OFFSET,
+        KafkaError._STATE,
+        KafkaError._ASSIGNMENT_LOST,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A record as it was in the log; `topic` is the full name on the broker."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp_ms: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes], ...] = ()
+
+
+class Consumer:
+    """Reads records, in a group or from explicit partitions."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        group: str | None,
+        instance_id: str | None,
+        on_assign: Callable[[list[Partition]], Mapping[Partition, int] | None] | None,
+        on_revoke: Callable[[list[Partition]], None] | None,
+        ends: bool,
+        queued_kib: int,
+    ) -> None:
+        extra: dict[str, Any] = {
+            "group.id": group or "gorila-no-group",
+            "enable.auto.commit": False,
+            "enable.auto.offset.store": False,
+            "auto.offset.reset": "error",
+            "isolation.level": "read_committed",
+            "partition.assignment.strategy": "cooperative-sticky",
+            "session.timeout.ms": 10_000,
+            "heartbeat.interval.ms": 1_000,
+            "max.poll.interval.ms": 120_000,
+            "fetch.min.bytes": 1,
+            "fetch.wait.max.ms": 100,
+            "fetch.error.backoff.ms": 50,
+            "fetch.queue.backoff.ms": 10,
+            "fetch.max.bytes": 2 * MAX_RECORD_BYTES,
+            "max.partition.fetch.bytes": MAX_RECORD_BYTES,
+            "receive.message.max.bytes": 4 * MAX_RECORD_BYTES,
+            "queued.max.messages.kbytes": queued_kib,
+            "enable.partition.eof": ends,
+            "on_commit": self._committed,
+        }
+        if instance_id:
+            extra["group.instance.id"] = instance_id
+        settings, self._link = cluster.client_settings("consumer", extra)
+        self._servers, self._group, self._pid = cluster.bootstrap_servers, group, os.getpid()
+        self._on_assign, self._on_revoke = on_assign, on_revoke
+        self._ends: dict[Partition, int] = {}
+        self._pending: BrokerError | None = None
+        self.refused_commits = 0
+        self._consumer = ck.Consumer(settings, logger=library_log)
+
+    def _committed(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
+        bad = error or next((p.error for p in partitions if p.error), None)
+        if bad is not None and bad.code() != KafkaError._NO_OFFSET:
+            # A partition that went to another member in the meantime, or Kafka away: the next commit covers it.
+            self.refused_commits += 1
+            log.warning("kafka.commit_refused group=%s reason=%r", self._group, bad.str())
+
+    def subscribe(self, topics: Sequence[str]) -> None:
+        """Share the topics' partitions with the group."""
+        if self._group is None:
+            raise BrokerError("subscribe needs a consumer group")
+        self._consumer.subscribe(list(topics), on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._revoked)
+
+    def _assigned(self, consumer: Any, came: list[TopicPartition]) -> None:
+        partitions = [(p.topic, p.partition) for p in came]
+        starts = dict((self._on_assign(partitions) if self._on_assign and partitions else None) or {})
+        unsaid = [p for p in partitions if p not in starts]
+        for partition, (offset, _) in self.committed(unsaid).items() if unsaid else ():
+            starts[partition] = ck.OFFSET_BEGINNING if offset is None else offset
+        consumer.incremental_assign([TopicPartition(*p, starts[p]) for p in partitions])
+
+    def _revoked(self, consumer: Any, went: list[TopicPartition]) -> None:
+        if self._on_revoke and went:
+            self._on_revoke([(p.topic, p.partition) for p in went])
+        consumer.incremental_unassign(went)
+
+    def assign(self, offsets: Mapping[Partition, int]) -> None:
+        """Read exactly these partitions, from these offsets (EARLIEST and LATEST are taken too)."""
+        self._ends.clear()
+        self._consumer.assign([TopicPartition(topic, p, offset) for (topic, p), offset in offsets.items()])
+
+    def poll_many(self, max_records: int, timeout_s: float) -> list[Received]:
+        """Wait for the first record at most `timeout_s` (SLICE_S at the longest), then take what is there.
+
+        Raises:
+            OffsetGone: a partition's position is not in the log; `seek` it.
+            BrokerError: Kafka refuses (being away is not an error: it gives an empty list).
+        """
+        check_process(self._pid)
+        self._link.check()
+        if self._pending is not None:
+            pending, self._pending = self._pending, None
+            raise pending
+        first = self._consumer.poll(min(timeout_s, SLICE_S))
+        if first is None:
+            return []
+        messages = [first, *self._consumer.consume(max_records - 1, 0)] if max_records > 1 else [first]
+        records: list[Received] = []
+        for message in messages:
+            if message.error() is None:
+                records.append(_received(message))
+            else:
+                self._take_error(message)
+        if records:
+            self._link.answers()
+        elif self._pending is not None:
+            pending, self._pending = self._pending, None
+            raise pending
+        return records
+
+    def _take_error(self, message: Any) -> None:
+        error, where = message.error(), (message.topic(), message.partition())
+        if error.code() == KafkaError._PARTITION_EOF:
+            self._ends[where] = message.offset()
+        elif error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
+            self._pending = OffsetGone(f"topic {where[0]} partition {where[1]}: {error.str()}", *where)
+        elif (
+            error.code() not in LATER
+            and error.code() not in SESSION_LOST
+            and error.code() != KafkaError._MAX_POLL_EXCEEDED
+        ):
+            self._pending = BrokerError(f"Kafka at {self._servers}: reading {where[0] or self._group}: {error.str()}")
+        else:
+            log.warning("kafka.reading_disturbed group=%s reason=%r", self._group, error.str())
+
+    def end_reached(self, topic: str, partition: int) -> int | None:
+        """The partition's end (next offset) when it was last reached, past gaps that the log itself has. Needs `ends=True`."""
+        return self._ends.get((topic, partition))
+
+    def commit(self, offsets: Mapping[Partition, int], metadata: str = COMMIT_METADATA, wait: bool = False) -> None:
+        """Commit next offsets for the group. A partition that went elsewhere is swallowed and counted in `refused_commits`.
+
+        Raises:
+            BrokerError: with `wait`, when Kafka does not answer.
+        """
+        if not offsets:
+            return
+        marks = [TopicPartition(topic, p, offset, metadata) for (topic, p), offset in offsets.items()]
+        try:
+            self._consumer.commit(offsets=marks, asynchronous=not wait)
+        except KafkaException as error:
+            if error.args[0].code() not in SESSION_LOST and error.args[0].code() not in LATER:
+                raise BrokerError(
+                    f"Kafka at {self._servers}: committing for {self._group}: {error.args[0].str()}"
+                ) from None
+            self._committed(error.args[0], [])
+
+    def committed(
+        self, partitions: Sequence[Partition], timeout_s: float = 10.0
+    ) -> dict[Partition, tuple[int | None, str]]:
+        """{partition: (committed next offset or None, its metadata)}. Raises BrokerError."""
+        marks = [TopicPartition(*p) for p in partitions]
+        found = patiently(
+            lambda s: self._consumer.committed(marks, timeout=s),
+            self._servers,
+            f"committed offsets of {self._group}",
+            timeout_s,
+        )
+        return {(p.topic, p.partition): (p.offset if p.offset >= 0 else None, p.metadata or "") for p in found}
+
+    def watermarks(self, topic: str, partition: int, timeout_s: float = 10.0) -> tuple[int, int]:
+        """(first offset in the log, next offset to be written). Raises BrokerError."""
+        mark = TopicPartition(topic, partition)
+
+        def ask(slice_s: float) -> tuple[int, int]:
+            found: tuple[int, int] | None = self._consumer.get_watermark_offsets(mark, timeout=slice_s)
+            if found is None:
+                raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+            return found
+
+        return patiently(ask, self._servers, f"watermarks of {topic} partition {partition}", timeout_s)
+
+    def assignment(self) -> list[Partition]:
+        """Partitions read now."""
+        return sorted((p.topic, p.partition) for p in self._consumer.assignment())
+
+    def pause(self, partitions: Iterable[Partition]) -> None:
+        """Stop fetching; what was fetched ahead is thrown away and fetched again after `resume`."""
+        self._consumer.pause([TopicPartition(*p) for p in partitions])
+
+    def resume(self, partitions: Iterable[Partition]) -> None:
+        """Fetch again."""
+        self._consumer.resume([TopicPartition(*p) for p in partitions])
+
+    def seek(self, topic: str, partition: int, offset: int) -> None:
+        """Go on reading an assigned partition at `offset`. Raises BrokerError when it is not assigned."""
+        self._ends.pop((topic, partition), None)
+        try:
+            self._consumer.seek(TopicPartition(topic, partition, offset))
+        except KafkaException as error:
+            raise BrokerError(f"seek in {topic} partition {partition}: {error.args[0].str()}") from None
+
+    def close(self) -> None:
+        """Leave the group (a static member stays in it until its session times out)."""
+        self._consumer.close()
+
+
+def _received(message: Any) -> Received:
+    headers = message.headers()
+    return Received(
+        message.topic(),
+        message.partition(),
+        message.offset(),
+        message.timestamp()[1],
+        message.key(),
+        message.value(),
+        tuple((name, value or b"") for name, value in headers) if headers else (),
+    )
