@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from gorila.config import Config
 from gorila.errors import BadRecord, BrokerError
 from gorila.kafka import Cluster, Received
+from gorila.messages import Message, TransitionBlock, Weights
 from gorila.run_progress import RunProgress
-from gorila.messages import TransitionBlock, Weights
 from gorila.service import Service
 from gorila.topics import BY_NAME, full_name, group_name
 
@@ -29,8 +30,11 @@ class Lag:
 class RunFollower:
     """Keeps a RunProgress current. Not a member of any group: it commits nothing and slows nobody."""
 
-    def __init__(self, service: Service, progress: RunProgress) -> None:
+    def __init__(
+        self, service: Service, progress: RunProgress, also: Callable[[Message, int], None] | None = None
+    ) -> None:
         self._service = service
+        self._also = also
         self._cluster: Cluster = service.cluster
         self._config: Config = service.config
         self._progress = progress
@@ -45,9 +49,12 @@ class RunFollower:
         """Fold in what has come; waits for the first record up to `timeout_s`."""
         for received in self._consumer.poll_many(2000, timeout_s):
             try:
-                self._progress.take(self._service.schemas.decode(received.value), received.timestamp_ms)
+                message = self._service.schemas.decode(received.value)
             except BadRecord:
                 continue  # whose reader it is sends it to dead-letters; a view only looks
+            self._progress.take(message, received.timestamp_ms)
+            if self._also is not None:
+                self._also(message, received.timestamp_ms)
 
     def look_at_weights(self) -> None:
         """Newest weights of each shard: one record, not the whole topic (a Nature snapshot is 7 MB)."""

@@ -1,0 +1,126 @@
+"""Measures published weights: a screening over a few episodes, and for a version at or above the threshold a confirmation over fresh ones.
+
+Rules of this file (rules.md 16):
+1. Both measure one version's weights, held fixed; the confirming mean is what a run reports.
+2. Returns are raw and of full games; exploration is the evaluator's own.
+3. Seeds are the evaluator's domain, new for every round: no episode is ever played twice, none is a training episode.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gorila.config import Config
+from gorila.environment_facts import EnvironmentFacts
+from gorila.environments import Lanes
+from gorila.messages import Episode, Evaluation
+from gorila.network import build_network, load_flat
+from gorila.policy import EvaluationRound, Policy
+from gorila.processor import Outgoing
+from gorila.seeds import generator, seed_number
+
+MakeLanes = Callable[[list[int]], Lanes]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What evaluating one version came to."""
+
+    screening: Evaluation
+    confirmation: Evaluation | None
+
+    @property
+    def solved(self) -> bool:
+        """Screened and confirmed."""
+        return self.confirmation is not None and self.confirmation.solved
+
+
+class EvaluatorCore:
+    """The role without Kafka and clock: weights in, records out, one environment step at a time so that a stop is never waited for."""
+
+    def __init__(self, config: Config, facts: EnvironmentFacts, evaluator_id: str, make_lanes: MakeLanes) -> None:
+        self._config, self._facts, self._id, self._make_lanes = config, facts, evaluator_id, make_lanes
+        self._network = build_network(config, facts)
+        self._round = 0
+        self._rng = generator(config.run.seed, "policy", 1_000_000)
+        self.verdict: Verdict | None = None
+
+    def evaluate(self, version: int, flat: NDArray[np.float32], now_ms: Callable[[], int]) -> Iterator[list[Outgoing]]:
+        """Yields after every environment step; sets `verdict` at the end. Dropping the iterator abandons the evaluation."""
+        load_flat(self._network, flat)
+        settings = self._config.evaluator
+        self.verdict = None
+        returns: list[float] = []
+        yield from self._play(version, settings.episodes, returns, now_ms)
+        screening = self._evaluation(version, "screen", returns, now_ms())
+        yield [Outgoing("episodes", screening, key=self._id.encode(), partition=0)]
+        confirmation = None
+        if settings.threshold is not None and screening.return_mean >= settings.threshold:
+            returns = []
+            yield from self._play(version, settings.confirm_episodes, returns, now_ms)
+            confirmation = self._evaluation(version, "confirm", returns, now_ms())
+            yield [Outgoing("episodes", confirmation, key=self._id.encode(), partition=0)]
+        self.verdict = Verdict(screening, confirmation)
+
+    def _play(
+        self, version: int, episodes: int, returns: list[float], now_ms: Callable[[], int]
+    ) -> Iterator[list[Outgoing]]:
+        while len(returns) < episodes:
+            count = min(self._config.evaluator.lanes, episodes - len(returns))
+            self._round += 1
+            seeds = [seed_number(self._config.run.seed, "evaluator", self._round, lane) for lane in range(count)]
+            lanes = self._make_lanes(seeds)
+            policy = Policy(self._network, self._config, self._facts, version, count)
+            playing = EvaluationRound(policy, lanes, self._config.evaluator.epsilon, self._rng)
+            while not playing.done:
+                ended = playing.step()
+                returns += [episode.episode_return for episode in ended]
+                yield [
+                    Outgoing(
+                        "episodes",
+                        Episode(
+                            "evaluator",
+                            self._id,
+                            episode.lane,
+                            episode.episode_return,
+                            episode.steps,
+                            episode.terminated,
+                            self._config.evaluator.epsilon,
+                            version,
+                            0,
+                            now_ms(),
+                        ),
+                        key=self._id.encode(),
+                        partition=0,
+                    )
+                    for episode in ended
+                ]
+            lanes.close()
+
+    def _evaluation(self, version: int, phase: str, returns: list[float], time_ms: int) -> Evaluation:
+        values = np.array(returns)
+        threshold = self._config.evaluator.threshold
+        mean = float(values.mean())
+        return Evaluation(
+            self._id,
+            version,
+            phase,
+            len(returns),
+            mean,
+            float(values.std()),
+            float(values.min()),
+            float(values.max()),
+            self._config.evaluator.epsilon,
+            phase == "confirm" and threshold is not None and mean >= threshold,
+            time_ms,
+        )
+
+
+def wall_ms() -> int:
+    """Milliseconds for records; the core takes it as a function."""
+    return int(time.time() * 1000)

@@ -1,0 +1,144 @@
+"""The monitor: a run's topics as TensorBoard charts and a picture of the learning curve. Reads, commits nothing, slows nobody."""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+from consumers.learning_curve import LearningCurve
+from gorila.messages import Episode, Evaluation, Message, Priorities, ReplayStats
+from gorila.run_follower import Lag, RunFollower
+from gorila.run_progress import RunProgress
+from gorila.service import Service
+
+FLUSH_EVERY_S = 2.0
+CURVE_EVERY_S = 30.0
+LEARNER_POINT_EVERY = 10  # batches: a chart of 5,000 updates needs no more
+
+
+class Charts:
+    """TensorBoard event file, written without torch or TensorFlow."""
+
+    def __init__(self, folder: Path) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        self._event: Any = Event
+        self._summary: Any = Summary
+        self._writer = EventFileWriter(str(folder))
+
+    def scalar(self, tag: str, value: float, step: int, time_ms: int) -> None:
+        """One point; values that are not finite are left out."""
+        if math.isfinite(value):
+            summary = self._summary(value=[self._summary.Value(tag=tag, simple_value=value)])
+            self._writer.add_event(self._event(wall_time=time_ms / 1000, step=step, summary=summary))
+
+    def flush(self) -> None:
+        """To disk."""
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Flush and close."""
+        self._writer.close()
+
+
+def epsilon_tag(epsilon: float) -> str:
+    """Ladder rungs keep their own chart; a falling schedule is cut into tenths."""
+    return f"{epsilon:.1f}" if epsilon >= 0.1 else f"{epsilon:.2g}"
+
+
+class MonitorCore:
+    """Records in, chart points out."""
+
+    def __init__(self, charts: Charts | None, curve: LearningCurve) -> None:
+        self._charts, self._curve = charts, curve
+        self._version = 0
+        self._seen: dict[str, int] = {}
+
+    def take(self, message: Message, time_ms: int) -> None:
+        """Chart one record."""
+        self._curve.take(message)
+        if self._charts is None:
+            return
+        point = self._charts.scalar
+        if isinstance(message, Episode) and message.role == "actor":
+            self._version = max(self._version, message.weights_version)
+            point(
+                f"return_by_epsilon/{epsilon_tag(message.epsilon)}",
+                message.episode_return,
+                message.weights_version,
+                time_ms,
+            )
+            point("episode/steps", message.steps, message.weights_version, time_ms)
+        elif isinstance(message, Evaluation):
+            point(f"evaluation/{message.phase}", message.return_mean, message.weights_version, time_ms)
+        elif isinstance(message, Priorities):
+            count = self._seen[message.learner_id] = self._seen.get(message.learner_id, 0) + 1
+            if count % LEARNER_POINT_EVERY == 0:
+                # One chart for all learners (reference.md: look at the norms node by node): the tag's last part is the line's name.
+                point(f"loss/{message.learner_id}", message.loss, message.version, time_ms)
+                point(f"gradient_norm/{message.learner_id}", message.gradient_norm, message.version, time_ms)
+                point(f"busy_fraction/{message.learner_id}", message.busy_fraction, message.version, time_ms)
+        elif isinstance(message, ReplayStats):
+            point(f"replay/sampleable/{message.split}", float(message.sampleable.sum()), message.inserts_total, time_ms)
+            point(f"replay/new_share/{message.split}", message.new_share, message.inserts_total, time_ms)
+            point(f"replay/memory_bytes/{message.split}", message.memory_bytes, message.inserts_total, time_ms)
+
+    def rates(self, rates: dict[str, float], lags: list[Lag], progress: RunProgress, time_ms: int) -> None:
+        """Chart what only the passing of time shows."""
+        if self._charts is None:
+            return
+        for name, value in rates.items():
+            self._charts.scalar(f"rate/{name}_per_s", value, progress.updates, time_ms)
+        for lag in lags:
+            self._charts.scalar(f"lag/{lag.group}", lag.records, progress.updates, time_ms)
+        for percent in (50, 99):
+            staleness = progress.staleness_percentile(percent)
+            if staleness is not None:
+                self._charts.scalar(f"staleness/p{percent}", staleness, progress.updates, time_ms)
+
+
+def run_monitor_service(service: Service) -> None:
+    """Until stopped. Without a run folder there is nothing to write to, and it says so."""
+    if service.run_dir is None:
+        service.log.warning("no --run-dir: neither charts nor curve are written")
+    folder = service.run_dir
+    charts = Charts(folder / "tensorboard") if folder is not None and service.config.monitor.tensorboard else None
+    curve = LearningCurve(service.run, service.config.evaluator.threshold)
+    core = MonitorCore(charts, curve)
+    progress = RunProgress()
+    follower = RunFollower(service, progress, core.take)
+    service.log.info("ready")
+    next_flush = time.monotonic() + FLUSH_EVERY_S
+    next_curve = time.monotonic() + CURVE_EVERY_S
+    before: tuple[float, dict[str, float]] | None = None
+    while not service.stop.is_set():
+        follower.poll(0.5)
+        now = time.monotonic()
+        if now >= next_flush:
+            next_flush = now + FLUSH_EVERY_S
+            follower.look_at_weights()
+            counters = {
+                "env_steps": float(progress.env_steps),
+                "updates": float(progress.updates),
+                "samples": float(progress.samples),
+            }
+            if before is not None:
+                gone = now - before[0]
+                rates = {name: (value - before[1][name]) / gone for name, value in counters.items()}
+                core.rates(rates, follower.lags(), progress, int(time.time() * 1000))
+            before = (now, counters)
+            if charts is not None:
+                charts.flush()
+        if folder is not None and now >= next_curve:
+            next_curve = now + CURVE_EVERY_S
+            curve.draw(folder / "curve.png")
+    follower.poll(0.2)
+    if folder is not None:
+        curve.draw(folder / "curve.png")
+    if charts is not None:
+        charts.close()
+    follower.close()
