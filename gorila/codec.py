@@ -58,7 +58,13 @@ def _to_plain(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return value.tolist()
     if isinstance(value, ObservationBlock):
-        return {"dtype": value.dtype, "shape": value.shape, "count": value.count, "codec": value.codec, "data": value.data}
+        return {
+            "dtype": value.dtype,
+            "shape": value.shape,
+            "count": value.count,
+            "codec": value.codec,
+            "data": value.data,
+        }
     if isinstance(value, list) and value and isinstance(value[0], ObservationBlock):
         return [_to_plain(item) for item in value]
     return value

@@ -29,7 +29,9 @@ class RunSection(Section):
     preset: str = Field("cartpole", description="preset the run started from")
     seed: int = Field(0, ge=0, description="seed of everything random")
     synchronous: bool = Field(False, description="one actor, one learner, in lockstep, reproducible bit for bit")
-    max_env_steps: int = Field(0, ge=0, description="stop after this many environment steps over all actors; 0: no limit")
+    max_env_steps: int = Field(
+        0, ge=0, description="stop after this many environment steps over all actors; 0: no limit"
+    )
     max_updates: int = Field(0, ge=0, description="stop after this many updates (global version); 0: no limit")
 
 
@@ -37,34 +39,56 @@ class KafkaSection(Section):
     """Local: where Kafka is and how this process speaks to it."""
 
     bootstrap_servers: str = Field("", description="host:port[,host:port]; empty: the embedded broker")
-    client_properties: str = Field("", description="Java-style client.properties with TLS and SASL keys, passed through to every client")
-    schema_registry_url: str = Field("", description="Confluent-compatible registry; empty: ids derived from the schemas")
-    max_topic_bytes: int = Field(4 * 1024**3, gt=0, description="no topic of ours is retained beyond this per partition")
+    client_properties: str = Field(
+        "", description="Java-style client.properties with TLS and SASL keys, passed through to every client"
+    )
+    schema_registry_url: str = Field(
+        "", description="Confluent-compatible registry; empty: ids derived from the schemas"
+    )
+    max_topic_bytes: int = Field(
+        4 * 1024**3, gt=0, description="no topic of ours is retained beyond this per partition"
+    )
     replication_factor: Positive = Field(1, description="of every topic created")
 
 
 class EnvSection(Section):
     """The environment."""
 
-    id: str = Field("CartPole-v1", description="Gymnasium id, `ale:GAME` for Atari through AtariVectorEnv, or `package.module:make` of your own")
+    id: str = Field(
+        "CartPole-v1",
+        description="Gymnasium id, `ale:GAME` for Atari through AtariVectorEnv, or `package.module:make` of your own",
+    )
     kwargs: dict[str, Any] = Field(default_factory=dict, description="keyword arguments of the environment")
     wrappers: tuple[str, ...] = Field((), description="import paths of wrappers, applied in order")
     stack: Annotated[int, Field(ge=1, le=16)] = Field(1, description="observations a state is made of")
-    scale: Literal["auto", "none", "symmetric"] = Field("auto", description="symmetric: uint8 frames to [-1, 1] at the network's input; auto: symmetric for uint8")
-    max_episode_steps: int = Field(0, ge=0, description="truncate by the actor's own count; 0: the environment's limit (Atari: 27,000)")
+    scale: Literal["auto", "none", "symmetric"] = Field(
+        "auto", description="symmetric: uint8 frames to [-1, 1] at the network's input; auto: symmetric for uint8"
+    )
+    max_episode_steps: int = Field(
+        0, ge=0, description="truncate by the actor's own count; 0: the environment's limit (Atari: 27,000)"
+    )
     frame_size: Positive = Field(84, description="Atari: side of the grey frame, pixels")
     frame_skip: Positive = Field(4, description="Atari: action repeat")
     noop_max: int = Field(30, ge=0, description="Atari: up to this many no-ops at the start")
-    repeat_action_probability: Fraction = Field(0.0, description="Atari: sticky actions; off in the DQN papers, .25 in Dopamine")
-    reward_transform: Literal["none", "sign", "clip"] = Field("none", description="applied per step before the n-step sum, in the pipeline only; rewards stay raw on the wire")
+    repeat_action_probability: Fraction = Field(
+        0.0, description="Atari: sticky actions; off in the DQN papers, .25 in Dopamine"
+    )
+    reward_transform: Literal["none", "sign", "clip"] = Field(
+        "none", description="applied per step before the n-step sum, in the pipeline only; rewards stay raw on the wire"
+    )
     observation_bytes_bound: Positive = Field(8192, description="bytes of one raw observation at most; sizes retention")
 
 
 class NetworkSection(Section):
     """The Q-network."""
 
-    factory: str = Field("mlp", description="mlp | nature | small-conv | import path `package.module:Net` called with (state_shape, actions, **kwargs)")
-    hidden: tuple[Positive, ...] = Field((), description="mlp: widths; conv: fully connected layers; empty: mlp 128-128, nature 512, small-conv 128")
+    factory: str = Field(
+        "mlp",
+        description="mlp | nature | small-conv | import path `package.module:Net` called with (state_shape, actions, **kwargs)",
+    )
+    hidden: tuple[Positive, ...] = Field(
+        (), description="mlp: widths; conv: fully connected layers; empty: mlp 128-128, nature 512, small-conv 128"
+    )
     dueling: bool = Field(False, description="dueling heads (Wang et al. 2016)")
     kwargs: dict[str, Any] = Field(default_factory=dict, description="keyword arguments of an imported factory")
 
@@ -79,13 +103,17 @@ class ActorSection(Section):
     compression: Literal["none", "zstd", "lz4"] = Field("zstd", description="of observation blocks")
     refresh_s: NotNegative = Field(0.05, description="newest weights are looked for at most this often")
     max_steps_per_s: NotNegative = Field(0.0, description="per actor over its lanes; 0: as fast as the loop lets it")
-    exploration: Literal["schedule", "ladder"] = Field("schedule", description="schedule: one epsilon by global version; ladder: Ape-X, one per lane")
+    exploration: Literal["schedule", "ladder"] = Field(
+        "schedule", description="schedule: one epsilon by global version; ladder: Ape-X, one per lane"
+    )
     epsilon_start: Fraction = 1.0
     epsilon_end: Fraction = 0.04
     epsilon_versions: Positive = Field(1500, description="global versions over which epsilon falls")
     ladder_base: Fraction = 0.4
     ladder_exponent: NotNegative = 7.0
-    max_lag_records: Positive = Field(64, description="an actor waits while replay's committed lag on its partition is above this")
+    max_lag_records: Positive = Field(
+        64, description="an actor waits while replay's committed lag on its partition is above this"
+    )
 
 
 class ReplaySection(Section):
@@ -97,13 +125,20 @@ class ReplaySection(Section):
     discount: Fraction = Field(0.99, description="gamma")
     alpha: NotNegative = Field(0.6, description="priority exponent")
     priority_floor: PositiveFloat = Field(1e-3, description="PER's epsilon: p = (|TD error| + floor) ** alpha")
-    local_fraction: Fraction = Field(0.7, description="share of rows drawn actor-uniformly; the rest by priority over all actors")
+    local_fraction: Fraction = Field(
+        0.7, description="share of rows drawn actor-uniformly; the rest by priority over all actors"
+    )
     samples_per_insert: PositiveFloat = Field(32.0, description="rows drawn per row inserted")
-    max_error_rows: PositiveFloat = Field(4096.0, description="replay stops reading transitions while inserts * ratio - samples is above this")
+    max_error_rows: PositiveFloat = Field(
+        4096.0, description="replay stops reading transitions while inserts * ratio - samples is above this"
+    )
     record_rows: Annotated[int, Field(ge=1, le=512)] = Field(32, description="rows in one batches record")
     new_window_fraction: Fraction = Field(0.1, description="an actor's newest rows counted as new, share of capacity")
     target_new_share: Fraction | None = Field(None, description="share of each draw from new rows; None: measured only")
-    max_lag_batches: Positive = Field(16, description="replay waits while the learners' committed lag is above this many learner batches per partition")
+    max_lag_batches: Positive = Field(
+        16,
+        description="replay waits while the learners' committed lag is above this many learner batches per partition",
+    )
     poll_ms: PositiveFloat = Field(5.0, description="longest wait for a first record")
     commit_interval_ms: PositiveFloat = Field(200.0, description="committed offsets are at most this far behind")
     stats_interval_ms: PositiveFloat = Field(200.0, description="how often replay-stats is published")
@@ -125,10 +160,14 @@ class LearnerSection(Section):
     max_in_flight: int = Field(1, ge=0, description="gradients not yet covered by a snapshot read; 0: unbounded")
     commit_interval_ms: PositiveFloat = 50.0
     checkpoint_interval_s: PositiveFloat = 300.0
-    outlier_sigma: NotNegative = Field(6.0, description="batch losses this many deviations above their mean are rejected; 0: off")
+    outlier_sigma: NotNegative = Field(
+        6.0, description="batch losses this many deviations above their mean are rejected; 0: off"
+    )
     outlier_warmup_batches: Positive = 200
     conservative_weight: NotNegative = Field(0.0, description="CQL weight, for offline data")
-    max_lag_records: Positive = Field(256, description="a learner waits while a shard's committed lag on gradients is above this")
+    max_lag_records: Positive = Field(
+        256, description="a learner waits while a shard's committed lag on gradients is above this"
+    )
     torch_threads: Positive = 1
 
 
@@ -150,7 +189,9 @@ class ParameterServerSection(Section):
     momentum: Fraction = Field(0.0, description="sgd")
     target_period_versions: Positive = 50
     weights_bytes_per_s: PositiveFloat = Field(20e6, description="snapshots of a shard take at most this")
-    max_staleness_versions: int = Field(0, ge=0, description="older gradients are dropped; 0: four times learners * max_in_flight")
+    max_staleness_versions: int = Field(
+        0, ge=0, description="older gradients are dropped; 0: four times learners * max_in_flight"
+    )
     checkpoint_versions: Positive = Field(2000, description="updates between checkpoints: at most about 10 s of apply")
     ledger_versions: Positive = 4096
     commit_interval_ms: PositiveFloat = 200.0
@@ -167,9 +208,13 @@ class EvaluatorSection(Section):
 
     lanes: Positive = 20
     episodes: Positive = Field(20, description="episodes of a screening evaluation")
-    confirm_episodes: Positive = Field(100, description="fresh episodes that confirm a version at or above the threshold")
+    confirm_episodes: Positive = Field(
+        100, description="fresh episodes that confirm a version at or above the threshold"
+    )
     epsilon: Fraction = 0.0
-    threshold: float | None = Field(475.0, description="solved: screening and confirming means at or above; None: never solved")
+    threshold: float | None = Field(
+        475.0, description="solved: screening and confirming means at or above; None: never solved"
+    )
     min_versions: int = Field(0, ge=0, description="no evaluation before this version")
     interval_s: NotNegative = Field(0.5, description="pause between screenings")
     max_episode_steps: int = Field(0, ge=0, description="0: as env.max_episode_steps")
@@ -209,7 +254,9 @@ class Config(Section):
         if self.replay.min_size_rows > self.actor.count * self.replay.capacity_rows:
             raise ValueError("replay.min_size_rows is more than all rings hold (actor.count * replay.capacity_rows)")
         if self.replay.max_error_rows < 2 * self.learner.batch_size:
-            raise ValueError("replay.max_error_rows must be at least 2 * learner.batch_size, or sampling could never start")
+            raise ValueError(
+                "replay.max_error_rows must be at least 2 * learner.batch_size, or sampling could never start"
+            )
         if self.actor.epsilon_end > self.actor.epsilon_start:
             raise ValueError("actor.epsilon_end must not be above actor.epsilon_start")
         return self

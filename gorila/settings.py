@@ -44,7 +44,9 @@ def _preset(name: str) -> dict[str, Any]:
     if name not in preset_names():
         close = difflib.get_close_matches(name, preset_names(), 1)
         hint = f"; did you mean {close[0]}?" if close else ""
-        raise UsageError(f"preset {name!r} does not exist: there are {', '.join(preset_names())}, or a path ending in .toml{hint}")
+        raise UsageError(
+            f"preset {name!r} does not exist: there are {', '.join(preset_names())}, or a path ending in .toml{hint}"
+        )
     return _read_toml(PRESETS / f"{name}.toml")
 
 
@@ -56,8 +58,13 @@ def _field_type(key: str) -> Any:
         fields = model.model_fields if isinstance(model, type) and issubclass(model, BaseModel) else None
         if fields is None or part not in fields:
             known = known_keys()
-            close = difflib.get_close_matches(key, known, 3) or sorted(k for k in known if k.startswith(".".join(path[:depth])))[:6]
-            raise UsageError(f"{key} is not a configuration key; near: {', '.join(close) or ', '.join(Config.model_fields)}")
+            close = (
+                difflib.get_close_matches(key, known, 3)
+                or sorted(k for k in known if k.startswith(".".join(path[:depth])))[:6]
+            )
+            raise UsageError(
+                f"{key} is not a configuration key; near: {', '.join(close) or ', '.join(Config.model_fields)}"
+            )
         model = fields[part].annotation
     return model
 
@@ -75,9 +82,15 @@ def _value(key: str, text: str) -> Any:
     """Text from the environment or the command line as the field's type wants it; pydantic judges it later."""
     kind = _field_type(key)
     if isinstance(kind, type) and issubclass(kind, BaseModel):
-        raise UsageError(f"{key} is a section, not a key: set one of its keys, such as {key}.{next(iter(kind.model_fields))}")
+        raise UsageError(
+            f"{key} is a section, not a key: set one of its keys, such as {key}.{next(iter(kind.model_fields))}"
+        )
     arguments = typing.get_args(kind)
-    if typing.get_origin(kind) in (typing.Union, UnionType) and type(None) in arguments and text.lower() in ("none", "null", ""):
+    if (
+        typing.get_origin(kind) in (typing.Union, UnionType)
+        and type(None) in arguments
+        and text.lower() in ("none", "null", "")
+    ):
         return None
     if typing.get_origin(kind) in (tuple, dict) or kind in (tuple, dict):
         try:
@@ -149,7 +162,9 @@ def load_config(preset: str = "cartpole", sets: Iterable[str] = (), environ: Map
 
 def canonical_json(config: Config) -> str:
     """What the `run` topic carries: every key but the local sections (where a process runs, and secrets, never travel)."""
-    return json.dumps(config.model_dump(mode="json", exclude=set(LOCAL_SECTIONS)), sort_keys=True, separators=(",", ":"))
+    return json.dumps(
+        config.model_dump(mode="json", exclude=set(LOCAL_SECTIONS)), sort_keys=True, separators=(",", ":")
+    )
 
 
 def config_of_run(published: str, sets: Iterable[str] = (), environ: Mapping[str, str] | None = None) -> Config:
@@ -166,6 +181,8 @@ def config_of_run(published: str, sets: Iterable[str] = (), environ: Mapping[str
                 wanted = getattr(getattr(validate(probe), section), name)
                 has = getattr(getattr(validate(json.loads(published)), section), name)
                 if wanted != has:
-                    raise RunError(f"{key} = {wanted!r} contradicts the run, which has {has!r}: start a new run to change it")
+                    raise RunError(
+                        f"{key} = {wanted!r} contradicts the run, which has {has!r}: start a new run to change it"
+                    )
             _put(tree, key, value)
     return validate(tree)

@@ -57,7 +57,11 @@ def _short(config: Config) -> dict[str, str]:
 
 
 def _gradients(config: Config) -> dict[str, str]:
-    return {"retention.ms": "-1", "retention.bytes": str(min(4096 * _MIB, config.kafka.max_topic_bytes)), "segment.bytes": str(128 * _MIB)}
+    return {
+        "retention.ms": "-1",
+        "retention.bytes": str(min(4096 * _MIB, config.kafka.max_topic_bytes)),
+        "segment.bytes": str(128 * _MIB),
+    }
 
 
 def _weights(config: Config) -> dict[str, str]:
@@ -78,24 +82,109 @@ def _long(config: Config) -> dict[str, str]:
 
 
 TOPOLOGY: tuple[Topic, ...] = (
-    Topic("transitions", "actor_id", ("actor",), ("replay",), ("transitions",), "delete",
-          lambda c: c.actor.count, _transitions_retention, "one partition an actor"),
-    Topic("priorities", "none", ("learner",), ("replay", "monitor"), ("priorities",), "delete",
-          settings=_priorities, about="one partition: a total order across learners"),
-    Topic("replay-stats", "split", ("replay",), ("replay", "monitor"), ("replay-stats",), "compact", about="what each split holds"),
-    Topic("batches", "round robin", ("replay",), ("learner",), ("batches",), "delete", lambda c: c.learner.count, _short),
-    Topic("gradients", "shard_id", ("learner",), ("parameter-server",), ("gradients",), "delete",
-          lambda c: c.parameter_server.shards, _gradients, "one partition a shard"),
-    Topic("weights", "shard/kind", ("parameter-server",), ("actor", "learner", "evaluator", "monitor"), ("weights",), "compact,delete",
-          lambda c: c.parameter_server.shards, _weights, "one partition a shard"),
-    Topic("checkpoints", "shard/version/part", ("parameter-server", "topics"), ("parameter-server",),
-          ("checkpoint-part", "checkpoint-manifest", "checkpoint-ledger"), "delete",
-          lambda c: c.parameter_server.shards, _gradients, "one partition a shard"),
-    Topic("replication", "shard_id", ("parameter-server",), ("parameter-server",), ("replication",), "delete",
-          lambda c: c.parameter_server.shards, _short, "one partition a shard"),
-    Topic("episodes", "actor_id", ("actor", "evaluator"), ("monitor", "train"), ("episode", "evaluation"), "delete", settings=_long),
-    Topic("run", "name", ("topics",), ("actor", "replay", "learner", "parameter-server", "evaluator", "monitor"), ("run",), "compact"),
-    Topic("dead-letters", "source topic", ("actor", "replay", "learner", "parameter-server", "evaluator", "monitor"), ("people",), (), "delete", settings=_long),
+    Topic(
+        "transitions",
+        "actor_id",
+        ("actor",),
+        ("replay",),
+        ("transitions",),
+        "delete",
+        lambda c: c.actor.count,
+        _transitions_retention,
+        "one partition an actor",
+    ),
+    Topic(
+        "priorities",
+        "none",
+        ("learner",),
+        ("replay", "monitor"),
+        ("priorities",),
+        "delete",
+        settings=_priorities,
+        about="one partition: a total order across learners",
+    ),
+    Topic(
+        "replay-stats",
+        "split",
+        ("replay",),
+        ("replay", "monitor"),
+        ("replay-stats",),
+        "compact",
+        about="what each split holds",
+    ),
+    Topic(
+        "batches", "round robin", ("replay",), ("learner",), ("batches",), "delete", lambda c: c.learner.count, _short
+    ),
+    Topic(
+        "gradients",
+        "shard_id",
+        ("learner",),
+        ("parameter-server",),
+        ("gradients",),
+        "delete",
+        lambda c: c.parameter_server.shards,
+        _gradients,
+        "one partition a shard",
+    ),
+    Topic(
+        "weights",
+        "shard/kind",
+        ("parameter-server",),
+        ("actor", "learner", "evaluator", "monitor"),
+        ("weights",),
+        "compact,delete",
+        lambda c: c.parameter_server.shards,
+        _weights,
+        "one partition a shard",
+    ),
+    Topic(
+        "checkpoints",
+        "shard/version/part",
+        ("parameter-server", "topics"),
+        ("parameter-server",),
+        ("checkpoint-part", "checkpoint-manifest", "checkpoint-ledger"),
+        "delete",
+        lambda c: c.parameter_server.shards,
+        _gradients,
+        "one partition a shard",
+    ),
+    Topic(
+        "replication",
+        "shard_id",
+        ("parameter-server",),
+        ("parameter-server",),
+        ("replication",),
+        "delete",
+        lambda c: c.parameter_server.shards,
+        _short,
+        "one partition a shard",
+    ),
+    Topic(
+        "episodes",
+        "actor_id",
+        ("actor", "evaluator"),
+        ("monitor", "train"),
+        ("episode", "evaluation"),
+        "delete",
+        settings=_long,
+    ),
+    Topic(
+        "run",
+        "name",
+        ("topics",),
+        ("actor", "replay", "learner", "parameter-server", "evaluator", "monitor"),
+        ("run",),
+        "compact",
+    ),
+    Topic(
+        "dead-letters",
+        "source topic",
+        ("actor", "replay", "learner", "parameter-server", "evaluator", "monitor"),
+        ("people",),
+        (),
+        "delete",
+        settings=_long,
+    ),
 )
 BY_NAME = {topic.name: topic for topic in TOPOLOGY}
 

@@ -16,9 +16,9 @@ from rich.table import Table
 from rich.text import Text
 
 from gorila.config import Config
+from gorila.local.roles import RoleProcess
 from gorila.run_follower import Lag
 from gorila.run_progress import RunProgress
-from gorila.local.roles import RoleProcess
 
 PLAIN_LINE_EVERY_S = 5.0
 _BARS = "▁▂▃▄▅▆▇█"

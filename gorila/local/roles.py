@@ -128,9 +128,7 @@ def instances(config: Config) -> Iterator[tuple[str, int]]:
 
 def role_processes(run: str, config: Config, bootstrap_servers: str, run_dir: Path) -> list[RoleProcess]:
     """Every role of the run, not yet started."""
-    threads = {
-        name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
-    }
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1")
     environ = {**os.environ, **threads, "PYTHONUNBUFFERED": "1"}
     processes = []
     for role, index in instances(config):

@@ -29,11 +29,11 @@ from gorila.environment_facts import EnvironmentFacts
 from gorila.errors import GorilaError, LocalError, RunError
 from gorila.kafka import Cluster
 from gorila.local.broker import Broker
-from gorila.run_follower import RunFollower
 from gorila.local.live_view import LiveView
-from gorila.run_progress import RunProgress
 from gorila.local.roles import RoleProcess, role_processes, stop_all
 from gorila.local.summary import Summary, summarise
+from gorila.run_follower import RunFollower
+from gorila.run_progress import RunProgress
 from gorila.run_record import create_run
 from gorila.service import open_service
 from gorila.settings import canonical_json
