@@ -1,6 +1,6 @@
 """What every role may know of the environment without making one: shapes, actions, and the settings a recording was made under.
 
-An actor's host describes the environment once (producers/environment.py: `describe`); the `run` topic carries the text, so that the
+An actor's host describes the environment once (gorila/environments.py: `describe`); the `run` topic carries the text, so that the
 learner builds its network, and a replay of a mismatching environment is refused (cases.md 19).
 """
 

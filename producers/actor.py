@@ -17,11 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gorila.config import ActorSection
+from gorila.lanes import Lanes
 from gorila.messages import Episode, TransitionBlock
 from gorila.observations import RecentFrames, compress
 from gorila.processor import Outgoing
 from producers.exploration import Exploration
-from producers.lanes import Lanes
 
 F32 = NDArray[np.float32]
 

@@ -1,4 +1,7 @@
-"""Making environments and judging their spaces. The only door to gymnasium and ale_py; producers/lanes.py steps them."""
+"""Making environments and judging their spaces. The only door to gymnasium and ale_py; gorila/lanes.py steps them.
+
+Here and not in producers/, because the evaluator and `gorila train` make environments too.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,10 @@ from gorila.config import Config
 from gorila.environment_facts import EnvironmentFacts
 from gorila.errors import ConfigError, LocalError
 from gorila.import_path import import_from_path, is_import_path
+from gorila.lanes import AtariLanes, GymnasiumLanes, Lanes, LaneStep
 from gorila.observations import MAX_INFLATED_BYTES, MAX_RANK
-from producers.lanes import AtariLanes, GymnasiumLanes, Lanes
+
+__all__ = ["LaneStep", "Lanes", "describe", "make_lanes"]
 
 ATARI_PREFIX = "ale:"
 ATARI_EPISODE_STEPS = 27_000  # 108,000 frames at action repeat 4, Mnih et al. 2015
