@@ -11,7 +11,6 @@ Rules of this file:
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Callable
 
@@ -23,6 +22,7 @@ from torch import Tensor, nn
 from gorila.config import Config
 from gorila.environment_facts import EnvironmentFacts
 from gorila.errors import ConfigError, ShapeError
+from gorila.import_path import WANTED, import_from_path, is_import_path
 from gorila.seeds import seed_number
 
 F32 = NDArray[np.float32]
@@ -107,27 +107,18 @@ BUILT_IN: dict[str, Callable[[tuple[int, ...], int, tuple[int, ...], bool], nn.M
 
 def _imported(config: Config, facts: EnvironmentFacts) -> nn.Module:
     path = config.network.factory
-    allowed = f"{', '.join(BUILT_IN)}, or an import path package.module:Net"
-    module_name, colon, name = path.partition(":")
-    if not colon:
-        raise ConfigError("network.factory", path, allowed)
-    if config.network.hidden or config.network.dueling:
-        key = "network.hidden" if config.network.hidden else "network.dueling"
-        raise ConfigError(
-            key,
-            getattr(config.network, key.partition(".")[2]),
-            f"only for {', '.join(BUILT_IN)}; give {path} its own in network.kwargs",
-        )
-    try:
-        factory = getattr(importlib.import_module(module_name), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError("network.factory", path, f"{allowed}; importing it failed: {error}") from None
+    if not is_import_path(path):
+        raise ConfigError("network.factory", path, f"{', '.join(BUILT_IN)}, or {WANTED}")
+    for name in ("hidden", "dueling"):
+        if getattr(config.network, name):
+            allowed = f"only for {', '.join(BUILT_IN)}; give {path} its own in network.kwargs"
+            raise ConfigError(f"network.{name}", getattr(config.network, name), allowed)
+    factory = import_from_path("network.factory", path)
     try:
         made = factory(facts.state_shape, facts.actions, **config.network.kwargs)
     except TypeError as error:
-        raise ConfigError(
-            "network.factory", path, f"something called with (state_shape, actions, **network.kwargs): {error}"
-        ) from None
+        allowed = f"something called with (state_shape, actions, **network.kwargs): {error}"
+        raise ConfigError("network.factory", path, allowed) from None
     if not isinstance(made, nn.Module):
         raise ConfigError("network.factory", path, f"something that makes a torch.nn.Module, not {type(made).__name__}")
     return made
