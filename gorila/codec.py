@@ -26,6 +26,7 @@ from gorila.messages import MESSAGES, Message
 from gorila.observations import ObservationBlock
 
 MAGIC = 0
+MAX_UNKNOWN = 1000  # ids remembered as unknown to the registry
 HEADER = struct.Struct(">bI")
 M = TypeVar("M", bound=Message)
 
@@ -78,6 +79,8 @@ class Schemas:
     """The schemas of one process by id: ours, every released one, and those learned from a `run` record or a registry."""
 
     def __init__(self) -> None:
+        self.lookup: Callable[[int], str | None] | None = None
+        self._unknown: set[int] = set()
         self._by_id: dict[int, str] = {}
         self._name_by_id: dict[int, str] = {}
         self._write_id: dict[str, int] = {}
@@ -141,9 +144,7 @@ class Schemas:
         if len(data) < HEADER.size or data[0] != MAGIC:
             raise BadRecord("not in Confluent framing: the first byte is not 0, or the header is short")
         number = HEADER.unpack_from(data)[1]
-        writer = self._by_id.get(number)
-        if writer is None:
-            raise BadRecord(f"unknown schema id {number}")
+        writer = self._by_id.get(number) or self._look_up(number)
         name = self._name_by_id[number]
         body = io.BytesIO(data)
         body.seek(HEADER.size)
@@ -160,6 +161,17 @@ class Schemas:
         if not isinstance(plain, dict):
             raise BadRecord("avro body is not a record")
         return plain, name
+
+    def _look_up(self, number: int) -> str:
+        """Ask the registry, once an id: what it does not know stays unknown."""
+        if self.lookup is not None and number not in self._unknown:
+            text = self.lookup(number)
+            if text is not None:
+                self.learn(number, text)
+                return text
+            if len(self._unknown) < MAX_UNKNOWN:
+                self._unknown.add(number)
+        raise BadRecord(f"unknown schema id {number}")
 
     def expect(self, data: bytes | None, kind: type[M]) -> M:
         """`decode`, and a BadRecord for another kind of message."""

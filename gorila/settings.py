@@ -17,7 +17,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from gorila.config import LOCAL_KEYS, LOCAL_SECTIONS, Config
+from gorila.config import LOCAL_KEYS, LOCAL_SECTIONS, Config, KafkaSection
 from gorila.errors import ConfigError, RunError, UsageError
 
 ENV_PREFIX = "GORILA__"
@@ -186,3 +186,13 @@ def config_of_run(published: str, sets: Iterable[str] = (), environ: Mapping[str
                     )
             _put(tree, key, value)
     return validate(tree)
+
+
+def local_kafka(sets: Iterable[str] = (), environ: Mapping[str, str] | None = None) -> KafkaSection:
+    """Where Kafka is, before the run's configuration can be read: the `kafka` keys of environment and --set. Raises UsageError, ConfigError."""
+    tree: dict[str, Any] = {"kafka": {}}
+    for layer in (environment_values(os.environ if environ is None else environ), parse_sets(sets)):
+        for key, value in layer.items():
+            if key.startswith("kafka."):
+                _put(tree, key, value)
+    return validate(tree).kafka

@@ -193,6 +193,13 @@ class Admin:
         )
         return read_group_offsets(found[group])
 
+    def groups(self, timeout_s: float = ANSWER_S) -> list[str]:
+        """Ids of all consumer groups."""
+        found = self._answers({"": self._admin.list_consumer_groups()}, "listing groups", timeout_s)[""]
+        if isinstance(found, KafkaError):
+            raise BrokerError(f"Kafka at {self._servers}: listing groups: {found.str()}")
+        return sorted(group.group_id for group in found.valid)
+
     def delete_groups(self, groups: Sequence[str], timeout_s: float = ANSWER_S) -> None:
         """Delete empty groups; those that are unknown are left."""
         if groups:
