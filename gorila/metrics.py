@@ -36,20 +36,95 @@ class Metric:
 
 METRICS: tuple[Metric, ...] = (
     Metric("records_read_total", "counter", "records", "records handed in, by topic", ("topic",), STREAM),
-    Metric("records_written_total", "counter", "records", "records acknowledged by the broker, by topic", ("topic",), ("actor", *STREAM)),
-    Metric("bytes_written_total", "counter", "bytes", "value bytes handed to the producer, by topic", ("topic",), ("actor", *STREAM)),
-    Metric("dead_letters_total", "counter", "records", "records sent to dead-letters, by the topic they came from", ("topic",), STREAM),
-    Metric("offsets_gone_total", "counter", "times", "an offset was no longer in the log and the input's policy moved on", ("topic",), STREAM),
-    Metric("operator_resets_total", "counter", "partitions", "committed offsets written by an operator, obeyed or refused", ("obeyed",), STREAM),
+    Metric(
+        "records_written_total",
+        "counter",
+        "records",
+        "records acknowledged by the broker, by topic",
+        ("topic",),
+        ("actor", *STREAM),
+    ),
+    Metric(
+        "bytes_written_total",
+        "counter",
+        "bytes",
+        "value bytes handed to the producer, by topic",
+        ("topic",),
+        ("actor", *STREAM),
+    ),
+    Metric(
+        "dead_letters_total",
+        "counter",
+        "records",
+        "records sent to dead-letters, by the topic they came from",
+        ("topic",),
+        STREAM,
+    ),
+    Metric(
+        "offsets_gone_total",
+        "counter",
+        "times",
+        "an offset was no longer in the log and the input's policy moved on",
+        ("topic",),
+        STREAM,
+    ),
+    Metric(
+        "operator_resets_total",
+        "counter",
+        "partitions",
+        "committed offsets written by an operator, obeyed or refused",
+        ("obeyed",),
+        STREAM,
+    ),
+    Metric("env_steps", "gauge", "steps", "environment steps taken since the process began", (), ("actor",)),
+    Metric("behaviour_version", "gauge", "updates", "version of the weights acted with", (), ("actor",)),
+    Metric("epsilon", "gauge", "0 to 1", "share of random actions, mean over lanes", (), ("actor",)),
     Metric("commits_total", "counter", "times", "offset commits asked for", (), STREAM),
-    Metric("commit_errors_total", "counter", "times", "commits refused, as on partitions lost in a rebalance", (), STREAM),
+    Metric(
+        "commit_errors_total", "counter", "times", "commits refused, as on partitions lost in a rebalance", (), STREAM
+    ),
     Metric("rebalances_total", "counter", "times", "assignments that changed, by what happened", ("event",), STREAM),
-    Metric("forced_flushes_total", "counter", "times", "commits that had to wait for acknowledgements; 0 in a healthy run", (), STREAM),
-    Metric("outstanding_records", "gauge", "records", "emitted and not yet acknowledged, held ones included", (), ("actor", *STREAM)),
-    Metric("held_records", "gauge", "records", "emitted and held back by a lag gate, by topic", ("topic",), ("actor", *STREAM)),
-    Metric("waiting", "gauge", "0 or 1", "1 while the role waits for another; the log says for whom", (), ("actor", *STREAM)),
-    Metric("turn_seconds", "histogram", "seconds", "from the first record of a poll to the last record sent for it", (), STREAM),
-    Metric("read_age_seconds", "histogram", "seconds", "broker timestamp to hand-over, by topic", ("topic",), STREAM),
+    Metric(
+        "forced_flushes_total",
+        "counter",
+        "times",
+        "commits that had to wait for acknowledgements; 0 in a healthy run",
+        (),
+        STREAM,
+    ),
+    Metric(
+        "outstanding_records",
+        "gauge",
+        "records",
+        "emitted and not yet acknowledged, held ones included",
+        (),
+        ("actor", *STREAM),
+    ),
+    Metric(
+        "held_records",
+        "gauge",
+        "records",
+        "emitted and held back by a lag gate, by topic",
+        ("topic",),
+        ("actor", *STREAM),
+    ),
+    Metric(
+        "waiting",
+        "gauge",
+        "0 or 1",
+        "1 while the role waits for another; the log says for whom",
+        (),
+        ("actor", *STREAM),
+    ),
+    Metric("waiting_seconds_total", "counter", "seconds", "time spent waiting for other roles", (), ("actor", *STREAM)),
+    Metric(
+        "turn_seconds",
+        "histogram",
+        "seconds",
+        "from the first record of a poll to the last record sent for it",
+        (),
+        STREAM,
+    ),
 )
 BY_NAME = {metric.name: metric for metric in METRICS}
 
@@ -65,7 +140,9 @@ class Metrics:
     def _child(self, name: str, kind: str, labels: dict[str, str]) -> Counter | Gauge | Histogram:
         metric = BY_NAME[name]
         if metric.kind != kind or set(labels) != set(metric.labels):
-            raise KeyError(f"metric {name} is a {metric.kind} with labels {metric.labels}, used as {kind} with {tuple(labels)}")
+            raise KeyError(
+                f"metric {name} is a {metric.kind} with labels {metric.labels}, used as {kind} with {tuple(labels)}"
+            )
         made = self._made.get(name)
         if made is None:
             made = self._made[name] = self._make(metric)
@@ -119,6 +196,7 @@ def markdown_table() -> str:
     """The table of metrics for docs/metrics.md."""
     rows = ["| metric | kind | unit | labels | roles | what it says |", "|---|---|---|---|---|---|"]
     rows += [
-        f"| gorila_{m.name} | {m.kind} | {m.unit} | {', '.join(m.labels) or '–'} | {', '.join(m.roles)} | {m.help} |" for m in METRICS
+        f"| gorila_{m.name} | {m.kind} | {m.unit} | {', '.join(m.labels) or '–'} | {', '.join(m.roles)} | {m.help} |"
+        for m in METRICS
     ]
     return "\n".join(rows) + "\n"

@@ -100,6 +100,11 @@ class ActorCore:
         self.steps_taken = 0
         self.rows_written = 0
 
+    @property
+    def epsilon_mean(self) -> float:
+        """Over lanes, for people."""
+        return float(self._epsilon.mean())
+
     def use_weights(self, flat: F32, version: int) -> list[Outgoing]:
         """Act with these weights, float32 (P,), from now on; returns the blocks cut short. Older or equal versions are ignored."""
         if version <= self.version:
