@@ -177,6 +177,7 @@ class Admin:
 
     def group_offsets_later(self, group: str, partitions: Sequence[tuple[str, int]]) -> Future[Any]:
         """As `group_offsets`, not waiting; `read_group_offsets` reads the future's result."""
+        self._admin.poll(0)  # serves the error and log callbacks of a client that is asked nothing else
         request = ConsumerGroupTopicPartitions(group, [TopicPartition(*p) for p in partitions])
         futures = self._admin.list_consumer_group_offsets([request])
         future: Future[Any] = next(iter(futures.values()))
