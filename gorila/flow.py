@@ -38,6 +38,7 @@ class LagGate:
         partitions: those this writer writes to.
         bound: records; may_write says no while more than this many would be uncommitted.
         clock: seconds, monotonic.
+        refresh_s: committed offsets are asked for at most this often, and only while they could matter.
     """
 
     def __init__(
@@ -49,8 +50,10 @@ class LagGate:
         bound: int,
         clock: Callable[[], float] = time.monotonic,
         source: OffsetsSource | None = None,
+        refresh_s: float = REFRESH_S,
     ) -> None:
         self._group, self._topic, self._bound, self._clock = group, topic, bound, clock
+        self._refresh_s = refresh_s
         self._keys = [(topic, p) for p in sorted(partitions)]
         self._source: OffsetsSource = source or cluster.admin()
         self._committed: dict[int, int] = {}
@@ -111,7 +114,7 @@ class LagGate:
                 self._pending = None
             elif now - self._asked_s > ANSWER_S:
                 self._pending = None
-        if self._pending is None and now - self._asked_s >= REFRESH_S:
+        if self._pending is None and now - self._asked_s >= self._refresh_s:
             self._asked_s = now
             self._pending = self._source.group_offsets_later(self._group, self._keys)
 
