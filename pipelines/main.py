@@ -1,0 +1,33 @@
+"""The replay role: one split, one process, the pipeline on the local runner until the service is told to stop."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gorila.service import Service
+
+
+def run_replay(service: Service) -> None:
+    """Run until `service.stop` is set, then return within 5 s: drained, committed.
+
+    Raises:
+        BrokerError, RunError: as they were raised inside the pipeline, not as Beam wraps them.
+    """
+    import apache_beam as beam
+
+    from pipelines import replay_fns, split_registry
+    from pipelines.runner import local_options, local_runner
+    from pipelines.split_registry import Address
+
+    split_registry.adopt(service)
+    room = split_registry.room(Address.of(service), service.name)
+    try:
+        pipeline = beam.Pipeline(runner=local_runner(), options=local_options())
+        replay_fns.build(pipeline, Address.of(service), [service.name])
+        pipeline.run().wait_until_finish()
+    except Exception as error:
+        raise room.failure or error from None
+    finally:
+        split_registry.leave(service)
+        room.close()

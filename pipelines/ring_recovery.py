@@ -1,0 +1,164 @@
+"""Rings from the log: opened where a committed offset says, filled from before it, gaps closed.
+
+Recovery of a ring, in this order:
+1. transitions before its start, back to as many rows as the ring holds; they are no new inserts;
+2. learned priorities from the append time of the oldest of those, in order: the last writer wins;
+3. a priority of a row between the start and the log's end at that moment waits until its row has come.
+Equal afterwards: the live (offset, row) set, every leaf, N.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gorila.errors import BadRecord
+from gorila.kafka import Received
+from gorila.messages import Priorities, TransitionBlock
+from gorila.service import Service
+from pipelines.kafka_io import LogReader
+from pipelines.replay import ReplaySplit
+
+HELD_RECORDS = 10_000
+Dated = tuple[Received, TransitionBlock | None]
+
+
+class RingRecovery:
+    """Opens and mends the rings of one split, and passes learned priorities on at the right moment."""
+
+    def __init__(self, service: Service, replay: ReplaySplit, log: LogReader) -> None:
+        self._service, self._replay, self._log = service, replay, log
+        # partition → (first offset not recovered, end of the log then): priorities of rows between are held.
+        self._behind: dict[int, tuple[int, int]] = {}
+        self._held: list[Priorities] = []
+
+    def open_rings(self, starts: Mapping[int, int], priorities_next: int) -> None:
+        """Open the rings of partitions whose next record is at `starts`; learned priorities below `priorities_next` are read again.
+
+        Raises:
+            BrokerError.
+        """
+        oldest_ms: int | None = None
+        rows = 0
+        for partition, start in starts.items():
+            end = self._log.bounds("transitions", partition)[1]
+            if start < end:
+                self._behind[partition] = (start, end)
+            before = self._newest_before(partition, start)
+            self._replay.open_ring(partition, before[0][0].offset if before else start)
+            for record, block in before:
+                self._insert_again(partition, record, block)
+            self._replay.skip_to(partition, start)
+            if before:
+                rows += sum(block.observations.count for _, block in before if block is not None)
+                oldest_ms = min(before[0][0].timestamp_ms, oldest_ms or before[0][0].timestamp_ms)
+        learned = self._learn_again(starts, oldest_ms, priorities_next) if oldest_ms is not None else 0
+        self._log.close()
+        self._service.log.info("replay.rings_opened", starts=dict(starts), rows_read=rows, priorities_read=learned)
+
+    def _newest_before(self, partition: int, stop: int) -> list[Dated]:
+        """The records before `stop` that fill a ring, oldest first: read backwards in steps, since a record may hold one row or many."""
+        config = self._service.config
+        # The blocks at the far edge give the oldest rows their predecessors.
+        wanted = config.replay.capacity_rows + 2 * config.actor.block_steps * config.actor.lanes
+        low = self._log.bounds("transitions", partition)[0]
+        found: list[Dated] = []
+        rows, step = 0, wanted // config.actor.block_steps + 1
+        while rows < wanted and stop > low and not self._service.stop.is_set():
+            first = max(low, stop - step)
+            piece = [(record, self._block(record)) for record in self._log.read("transitions", partition, first, stop)]
+            rows += sum(block.observations.count for _, block in piece if block is not None)
+            found, stop = piece + found, first
+        return found
+
+    def _block(self, record: Received) -> TransitionBlock | None:
+        """A record read again; a bad one went to dead-letters when it came first."""
+        try:
+            return self._service.schemas.expect(record.value, TransitionBlock)
+        except BadRecord:
+            return None
+
+    def _insert_again(self, partition: int, record: Received, block: TransitionBlock | None) -> None:
+        self._replay.skip_to(partition, record.offset)
+        try:
+            self._replay.insert(partition, record.offset, record.timestamp_ms, block, is_new=False)
+        except BadRecord:
+            return  # counted and sent away when it came first; the ring has moved on
+
+    def _learn_again(self, starts: Mapping[int, int], oldest_ms: int, stop: int) -> int:
+        read = 0
+        start = self._log.offset_at("priorities", 0, oldest_ms)
+        for record in self._log.read("priorities", 0, start, stop):
+            try:
+                priorities = self._service.schemas.expect(record.value, Priorities)
+            except BadRecord:
+                continue
+            read += 1
+            # The other rings have them already, and perhaps newer ones.
+            mine = np.isin(priorities.partition, list(starts))
+            if mine.any():
+                self.learned(_rows(priorities, mine))
+        return read
+
+    def fill_gap(self, partition: int, offset: int, priorities_next: int) -> None:
+        """Bring the ring up to `offset` from the log; what the log itself does not have is skipped. Raises BrokerError."""
+        have = self._replay.next_offset(partition)
+        assert have is not None
+        self._service.log.info("replay.gap", partition=partition, have=have, got=offset)
+        if offset - have > self._service.config.replay.capacity_rows:
+            self._replay.drop_ring(partition)
+            self.open_rings({partition: offset}, priorities_next)
+            return
+        for record in self._log.read("transitions", partition, have, offset):
+            self._insert_again(partition, record, self._block(record))
+        self._replay.skip_to(partition, offset)
+
+    def fill_priorities(self, start: int, stop: int) -> None:
+        """Learned priorities of [start, stop) that were not handed in. Raises BrokerError."""
+        for record in self._log.read("priorities", 0, start, stop):
+            try:
+                self.learned(self._service.schemas.expect(record.value, Priorities))
+            except BadRecord:
+                continue
+
+    def drop(self, partition: int) -> None:
+        """The partition went to another split."""
+        self._replay.drop_ring(partition)
+        self._behind.pop(partition, None)
+
+    def learned(self, priorities: Priorities) -> None:
+        """Apply, or hold what is of rows that have not come yet (3)."""
+        if self._behind:
+            ahead = np.zeros(len(priorities.row), dtype=np.bool_)
+            for partition, (start, _) in self._behind.items():
+                ahead |= (priorities.partition == partition) & (priorities.offset >= start)
+            if ahead.any():
+                self._held.append(_rows(priorities, ahead))
+                priorities = _rows(priorities, ~ahead)
+        if len(priorities.row):
+            self._replay.learned(priorities)
+
+    def catch_up(self) -> None:
+        """After transitions: once the rings have come to where the log ended, what was held applies, in order."""
+        if not self._behind:
+            return
+        behind = any((self._replay.next_offset(p) or 0) < end for p, (_, end) in self._behind.items())
+        if behind and len(self._held) < HELD_RECORDS:
+            return
+        self._behind.clear()
+        for priorities in self._held:
+            self._replay.learned(priorities)
+        self._held.clear()
+
+
+def _rows(priorities: Priorities, mask: NDArray[np.bool_]) -> Priorities:
+    return dataclasses.replace(
+        priorities,
+        partition=priorities.partition[mask],
+        offset=priorities.offset[mask],
+        row=priorities.row[mask],
+        td_error=priorities.td_error[mask],
+    )

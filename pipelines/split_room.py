@@ -1,0 +1,207 @@
+"""One split at work: chunks in, drawn batches out, around the pure ReplaySplit. The log is its write-ahead log.
+
+One rule for restart, rescale, rebalance and Beam's redelivery: a ring has a next offset; a record below it is ignored, one at it is
+appended, one above it waits until the gap is filled from Kafka (ring_recovery.py). So a position may be committed as soon as its record is
+in a ring: everything else can be rebuilt.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TypeVar
+
+from gorila.errors import BadRecord
+from gorila.kafka import Received
+from gorila.messages import Message, Priorities, ReplayStats, TransitionBlock
+from gorila.seeds import generator
+from gorila.service import Service
+from pipelines.elements import Chunk, Drawn
+from pipelines.kafka_io import BatchWriter, LogReader, SplitReader
+from pipelines.replay import ReplaySplit
+from pipelines.ring_recovery import RingRecovery
+
+DRAIN_S = 3.0
+WAIT_LOG_S = 5.0
+LOW_WATERMARKS_MS = 10_000
+M = TypeVar("M", bound=Message)
+
+
+class SplitRoom:
+    """Everything a split holds in this process. Used by one thread.
+
+    Attributes:
+        failure: the first exception raised in one of the DoFns: the runner hands on its text only.
+        moved_s: monotonic time of the newest record in or batch out.
+    """
+
+    def __init__(self, service: Service, split: str) -> None:
+        config = service.config
+        # Draws need not repeat after a restart; under --synchronous they must not depend on when it was.
+        epoch = 0 if config.run.synchronous else int(time.time() * 1000)
+        rng = generator(config.run.seed, "replay", service.index, epoch=epoch)
+        self.service, self.split = service, split
+        self.replay = ReplaySplit(config, split, rng, service.facts)
+        self.reader: SplitReader | None = None
+        self.writer = BatchWriter(service)
+        self.failure: Exception | None = None
+        self.moved_s = time.monotonic()
+        self._log = LogReader(service)
+        self._recovery = RingRecovery(service, self.replay, self._log)
+        self._owned: set[int] = set()
+        self._priorities_next: int | None = None
+        self._stats_due_ms = self._low_due_ms = 0
+        self._waits_for, self._waits_logged_s = "", 0.0
+        self._restore_totals()
+
+    @contextmanager
+    def remembering(self) -> Iterator[None]:
+        """Keep the first failure as it was raised."""
+        try:
+            yield
+        except Exception as error:
+            self.failure = self.failure or error
+            raise
+
+    @property
+    def assigned(self) -> bool:
+        """Whether this room was ever told its partitions."""
+        return self._priorities_next is not None
+
+    def open_reader(self) -> SplitReader:
+        """The reader of this split, opened by the source's first Beam bundle."""
+        if self.reader is None:
+            self.reader = SplitReader(self.service)
+        return self.reader
+
+    def positions(self) -> dict[int, int]:
+        """Next offset by partition owned: what may be committed."""
+        found = {p: self.replay.next_offset(p) for p in self._owned}
+        return {p: offset for p, offset in found.items() if offset is not None}
+
+    def commit_due(self) -> None:
+        """After each poll: serve delivery reports, commit what is due, without waiting. Raises BrokerError."""
+        self.writer.poll()
+        self.open_reader().handled(self.positions())
+
+    def commit_handled(self) -> None:
+        """The Beam bundle is final."""
+        self.open_reader().handled(self.positions(), now=True)
+
+    def handle(self, chunk: Chunk) -> Iterator[Drawn]:
+        """Take in what came, then draw as far as the rate rule and the learners' lag let it. Raises BrokerError, RunError."""
+        if chunk.assignment is not None:
+            self._reassign(chunk.assignment, chunk.priorities_next)
+        if chunk.priorities or chunk.transitions:
+            self.moved_s = time.monotonic()
+        for record in chunk.priorities:
+            self._take_priorities(record)
+        for record in chunk.transitions:
+            self._take_transitions(record)
+        self._recovery.catch_up()
+        for record in chunk.stats:
+            if record.key != self.split.encode():
+                stats = self._decoded(record, ReplayStats)
+                if stats is not None:
+                    self.replay.other_split(stats)
+        yield from self._draw()
+        if chunk.time_ms >= self._stats_due_ms:
+            self._stats_due_ms = chunk.time_ms + int(self.service.config.replay.stats_interval_ms)
+            yield self._stats(chunk.time_ms)
+        if chunk.time_ms >= self._low_due_ms:
+            self._low_due_ms = chunk.time_ms + LOW_WATERMARKS_MS
+            for partition in self._owned:
+                self.replay.low_watermark(partition, self._log.bounds("transitions", partition)[0])
+
+    def _draw(self) -> Iterator[Drawn]:
+        parts = self.service.config.record_parts
+        encode = self.service.schemas.encode
+        while (partition := self.writer.take_turn(parts)) is not None:
+            batches = self.replay.draw(1)
+            if not batches:
+                self.writer.give_back(partition, parts)
+                return
+            self.moved_s = time.monotonic()
+            yield Drawn("batches", partition, None, [encode(record) for record in batches[0]])
+
+    def _stats(self, now_ms: int) -> Drawn:
+        stats = self.replay.stats(now_ms)
+        stats.waiting_for = self.writer.waiting_for() or stats.waiting_for
+        if stats.waiting_for != self._waits_for and time.monotonic() - self._waits_logged_s > WAIT_LOG_S:
+            self._waits_for, self._waits_logged_s = stats.waiting_for, time.monotonic()
+            self.service.log.info("replay.waiting", split=self.split, waits_for=stats.waiting_for or "nobody")
+        return Drawn("replay-stats", 0, self.split.encode(), [self.service.schemas.encode(stats)])
+
+    def _decoded(self, record: Received, kind: type[M]) -> M | None:
+        """The message; None when its bytes went to dead-letters."""
+        try:
+            return self.service.schemas.expect(record.value, kind)
+        except BadRecord as error:
+            self.service.dead_letter(record, error)
+            return None
+
+    def _take_transitions(self, record: Received) -> None:
+        partition, offset = record.partition, record.offset
+        have = self.replay.next_offset(partition)
+        if have is None or offset < have:
+            return
+        if offset > have:
+            self._recovery.fill_gap(partition, offset, self._priorities_next or 0)
+        block = self._decoded(record, TransitionBlock)
+        try:
+            self.replay.insert(partition, offset, record.timestamp_ms, block)
+        except BadRecord as error:
+            self.service.dead_letter(record, error)
+
+    def _take_priorities(self, record: Received) -> None:
+        expected = self._priorities_next
+        if expected is None or record.offset < expected:
+            return
+        if record.offset > expected:
+            self._recovery.fill_priorities(expected, record.offset)
+        self._priorities_next = record.offset + 1
+        priorities = self._decoded(record, Priorities)
+        if priorities is not None:
+            self._recovery.learned(priorities)
+
+    def _reassign(self, assignment: Mapping[int, int], priorities_next: int) -> None:
+        for partition in self._owned - set(assignment):
+            self._recovery.drop(partition)
+        self._owned = set(assignment)
+        if self._priorities_next is None:
+            self._priorities_next = priorities_next
+        new = {p: start for p, start in assignment.items() if self.replay.next_offset(p) is None}
+        if new:
+            self._recovery.open_rings(new, self._priorities_next)
+
+    def _restore_totals(self) -> None:
+        """A restarted split's samples-per-insert error goes on where it was."""
+        newest: dict[str, ReplayStats] = {}
+        for record in self._log.read("replay-stats", 0, 0, self._log.bounds("replay-stats", 0)[1]):
+            try:
+                stats = self.service.schemas.expect(record.value, ReplayStats)
+            except BadRecord:
+                continue
+            newest[stats.split] = stats
+        for split, stats in newest.items():
+            if split == self.split:
+                self.replay.restore_totals(stats)
+            else:
+                self.replay.other_split(stats)
+
+    def close(self) -> None:
+        """Publish the totals, wait until everything is acknowledged, commit what was handled, leave. Raises BrokerError."""
+        try:
+            if self.failure is None:
+                self.writer.write(self._stats(int(time.time() * 1000)))
+            left = self.writer.drain(DRAIN_S)
+            if self.reader is not None:
+                self.reader.handled(self.positions(), now=True)
+                self.reader.commit_now()
+            self.service.log.info("replay.stopped", unacknowledged=left, positions=self.positions())
+        finally:
+            self.writer.close()
+            self._log.close()
+            if self.reader is not None:
+                self.reader.close()
