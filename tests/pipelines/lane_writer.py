@@ -93,7 +93,9 @@ class LaneWriter:
 
 def config(**replay: Any) -> Config:
     """A small configuration; keys of other sections as `section__key`."""
-    sections: dict[str, dict[str, Any]] = {"replay": {"capacity_rows": 512, "min_size_rows": 1, "samples_per_insert": 8.0}}
+    sections: dict[str, dict[str, Any]] = {
+        "replay": {"capacity_rows": 512, "min_size_rows": 1, "samples_per_insert": 8.0}
+    }
     for name, value in replay.items():
         section, _, key = name.partition("__")
         if key:
