@@ -1,0 +1,88 @@
+"""From one flat gradient to a record a shard, with what compression lost kept for the next (error feedback, Seide et al. 2014).
+
+Σ sent + residual = Σ gradient, over kill and restart: the outbox has (records, residual after) before anything is produced (cases.md 24).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from consumers.gradient_step import Computed
+from consumers.outbox import OutboxPort, Slot
+from gorila.compression import codec
+from gorila.errors import InvalidState
+from gorila.messages import Gradient
+from gorila.sharding import bounds
+
+F32 = NDArray[np.float32]
+Identity = tuple[int, int]
+
+
+class GradientWriter:
+    """Cuts, compresses, remembers.
+
+    Attributes:
+        residual: float32 (P,), what was computed and not yet sent; None where the codec loses nothing.
+        unsent: slots that a restart must send again, oldest first.
+        handled: {batches partition: highest batch offset in the outbox}.
+        residual_lost: the codec keeps a residual and the outbox had none: a first start, or a lost disk.
+    """
+
+    def __init__(self, learner_id: str, num_parameters: int, shards: int, codec_name: str, outbox: OutboxPort) -> None:
+        self._id, self._outbox = learner_id, outbox
+        self._codec = codec(codec_name)
+        self.bounds = bounds(num_parameters, shards)
+        self.residual: F32 | None = np.zeros(num_parameters, np.float32) if self._codec.lossy else None
+        slots = outbox.complete_slots()
+        self.residual_lost = self.residual is not None and not slots
+        if slots and slots[-1].residual is not None and self.residual is not None:
+            self.residual[:] = slots[-1].residual
+        self.handled: dict[int, int] = {}
+        for slot in slots:
+            self.handled[slot.batch_partition] = max(slot.batch_offset, self.handled.get(slot.batch_partition, -1))
+        sizes = [stop - start for start, stop in self.bounds]
+        self.unsent = [slot for slot in slots if [gradient.num_parameters for gradient in slot.gradients] == sizes]
+
+    @property
+    def saturated(self) -> int:
+        """Values the codec cut to the largest it can hold, since the process began."""
+        return self._codec.saturated
+
+    @property
+    def underflowed(self) -> int:
+        """Non-zero values that became zero (and went to the residual), since the process began."""
+        return self._codec.underflowed
+
+    def write(self, identity: Identity, computed: Computed, samples: int, shard_versions: list[int]) -> list[Gradient]:
+        """The batch's gradients, in the outbox when this returns. Changes `computed.gradient` in place."""
+        values = computed.gradient
+        if self.residual is not None:
+            values += self.residual
+        gradients = []
+        for shard, (start, stop) in enumerate(self.bounds):
+            payload = self._codec.encode(values[start:stop])
+            if self.residual is not None:
+                self.residual[start:stop] = values[start:stop] - self._codec.decode(payload, stop - start)
+            gradients.append(
+                Gradient(
+                    shard_id=shard,
+                    learner_id=self._id,
+                    batch_partition=identity[0],
+                    batch_offset=identity[1],
+                    base_version=shard_versions[shard],
+                    num_samples=samples,
+                    num_parameters=stop - start,
+                    codec=self._codec.name,
+                    payload=payload,
+                    gradient_norm=computed.gradient_norm,
+                    loss=computed.loss,
+                )
+            )
+        self._outbox.write(Slot(*identity, self.residual, tuple(gradients)))
+        return gradients
+
+    def check_valid(self) -> None:
+        """Raises InvalidState."""
+        if self.residual is not None and not bool(np.isfinite(self.residual).all()):
+            raise InvalidState("the residual holds a value that is not finite")
