@@ -13,3 +13,24 @@ def run_learner(service: Service) -> None:
     from consumers.learner_service import run_learner as run
 
     run(service)
+
+
+def run_parameter_server(service: Service) -> None:
+    """See consumers/parameter_server/service.py."""
+    from consumers.parameter_server.service import run_parameter_server as run
+
+    run(service)
+
+
+def run_evaluator(service: Service) -> None:
+    """See consumers/evaluator_service.py."""
+    from consumers.evaluator_service import run_evaluator_service
+
+    run_evaluator_service(service)
+
+
+def run_monitor(service: Service) -> None:
+    """See consumers/monitor.py."""
+    from consumers.monitor import run_monitor_service
+
+    run_monitor_service(service)

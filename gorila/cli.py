@@ -174,13 +174,13 @@ def presets() -> None:
 
 
 def _add_groups() -> None:
-    from gorila.local.broker_commands import broker_app, register_kafka_command
+    from gorila.local.broker_commands import add_kafka_command, broker_app
     from gorila.topic_commands import register_cat, topics_app
 
     app.add_typer(broker_app, name="broker")
     app.add_typer(topics_app, name="topics")
     register_cat(app)
-    register_kafka_command(app)
+    add_kafka_command(app)
 
 
 def main(arguments: list[str] | None = None) -> Any:
