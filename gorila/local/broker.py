@@ -1,0 +1,236 @@
+"""The embedded broker: a real Apache Kafka, one KRaft node, in a folder of the user's choosing."""
+
+from __future__ import annotations
+
+import base64
+import os
+import subprocess
+import time
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from gorila.errors import BrokerError, GorilaError, LocalError, UsageError
+from gorila.local.broker_process import (
+    TOKEN_OPTION,
+    BrokerRecord,
+    answers_kafka,
+    free_port,
+    is_alive,
+    port_is_free,
+    read_record,
+    stop_process,
+    uptime_s,
+    write_record,
+)
+from gorila.local.classpath import JavaClassPath, java_class_path
+from gorila.local.data_folder import DataFolder
+from gorila.local.server_properties import JVM_OPTIONS, server_properties
+
+DEFAULT_FOLDER = Path(".gorila/broker")
+BOOTSTRAP_VARIABLE = "GORILA__KAFKA__BOOTSTRAP_SERVERS"
+MIN_FREE_BYTES = 256 * 1024 * 1024
+_POLL_S = 0.02
+
+
+@dataclass(frozen=True)
+class BrokerAddress:
+    """A running embedded broker."""
+
+    bootstrap_servers: str
+    pid: int
+    folder: Path
+
+
+@dataclass(frozen=True)
+class BrokerStatus:
+    """A running embedded broker, as `gorila broker status` shows it."""
+
+    bootstrap_servers: str
+    pid: int
+    folder: Path
+    uptime_s: float
+    cluster_id: str
+    answering: bool
+
+
+class Broker:
+    """Kafka in `folder`, listening on the loopback `port` (None: the last one used there if free, else any free one).
+
+    As a context manager it stops on the way out what it started itself; a broker that was already running in the
+    folder is used and left alone.
+    """
+
+    def __init__(
+        self, folder: Path | str = DEFAULT_FOLDER, port: int | None = None, *, min_free_bytes: int = MIN_FREE_BYTES
+    ) -> None:
+        if port is not None and not 0 <= port <= 65535:
+            raise UsageError(f"port {port} is not allowed: 1 to 65535, or 0 for a free one")
+        self.data = DataFolder(folder)
+        self.port = port or None
+        self.min_free_bytes = min_free_bytes
+        self.started_here = False
+        self._child: subprocess.Popen[bytes] | None = None
+
+    @property
+    def folder(self) -> Path:
+        return self.data.path
+
+    def start(self, timeout_s: float = 60.0) -> BrokerAddress:
+        """Start Kafka and return once it answers; if one already runs in the folder, return that one.
+
+        Raises LocalError (port in use, folder not writable, disk full, no jars) and BrokerError with the last lines
+        of Kafka's log when it does not come up within `timeout_s`.
+        """
+        with self.data.one_line_errors(), self.data.locked():
+            running = self._running()
+            if running is not None:
+                if self.port not in (None, running.port):
+                    raise LocalError(
+                        f"a broker already runs in {self.folder} on port {running.port}, not {self.port}: "
+                        "stop it, or choose another --dir"
+                    )
+                self._await_ready(running, time.monotonic() + timeout_s)
+                return self._address(running)
+            class_path = java_class_path()
+            self.data.check_free(self.min_free_bytes)
+            last = read_record(self.data.record_file)
+            for _ in range(3):  # a free port may be gone again before Kafka listens on it
+                try:
+                    record = self._launch(class_path, last, time.monotonic() + timeout_s)
+                except _PortLost:
+                    last = None
+                    continue
+                self.started_here = True
+                return self._address(record)
+        raise LocalError("three times in a row a free port was taken by another program while Kafka started: try again")
+
+    def stop(self, timeout_s: float = 30.0) -> bool:
+        """Stop the broker that was started in the folder, by anyone. Returns whether one was running.
+
+        The record stays: the next start takes the same port. Raises BrokerError if the process cannot be ended.
+        """
+        record = read_record(self.data.record_file)
+        stopped = record is not None and stop_process(record, timeout_s)
+        if self._child is not None:
+            self._child.wait()
+            self._child = None
+        self.started_here = False
+        return stopped
+
+    def status(self) -> BrokerStatus | None:
+        """The broker running in the folder, or None."""
+        record = self._running()
+        if record is None:
+            return None
+        return BrokerStatus(
+            record.bootstrap_servers,
+            record.pid,
+            self.folder,
+            uptime_s(record),
+            self.data.cluster_id() or "",
+            answers_kafka(record.port),
+        )
+
+    def __enter__(self) -> Broker:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.started_here:
+            self.stop()
+
+    def _running(self) -> BrokerRecord | None:
+        record = read_record(self.data.record_file)
+        return record if record is not None and is_alive(record) else None
+
+    def _address(self, record: BrokerRecord) -> BrokerAddress:
+        return BrokerAddress(record.bootstrap_servers, record.pid, self.folder)
+
+    def _launch(self, class_path: JavaClassPath, last: BrokerRecord | None, deadline: float) -> BrokerRecord:
+        port = self.port
+        if port is not None and not port_is_free(port):
+            raise LocalError(f"port {port} is in use: choose another with --port, or leave it out for a free one")
+        if port is None:
+            port = last.port if last is not None and port_is_free(last.port) else free_port()
+        token, controller_port = uuid.uuid4().hex, free_port(other_than=port)
+        self.data.properties_file.write_text(server_properties(port, controller_port))
+        self.data.keep_previous_log()
+        with open(self.data.log_file, "wb") as log:
+            if self.data.cluster_id() is None:
+                self._format(class_path, log.fileno())
+            child = self._java(class_path, log.fileno(), TOKEN_OPTION + token, "kafka.Kafka", "server.properties")
+        self._child = child
+        try:
+            record = BrokerRecord(child.pid, token, port, controller_port)
+            write_record(self.data.record_file, record)
+            self._await_ready(record, deadline)
+            return record
+        except BaseException:
+            _end(child)
+            self._child = None
+            raise
+
+    def _format(self, class_path: JavaClassPath, log: int) -> None:
+        """Prepare an empty data folder under a new cluster id."""
+        cluster_id = "-"
+        while cluster_id.startswith("-"):  # it would be read as an option
+            cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        arguments = ("format", "--cluster-id", cluster_id, "--config", "server.properties", "--ignore-formatted")
+        child = self._java(class_path, log, "-Dgorila.step=format", "kafka.tools.StorageTool", *arguments)
+        try:
+            code = child.wait()
+        except BaseException:
+            _end(child)
+            raise
+        if code != 0:
+            raise self._start_failure(f"Kafka could not prepare {self.folder}")
+
+    def _java(
+        self, class_path: JavaClassPath, log: int, option: str, main_class: str, *args: str
+    ) -> subprocess.Popen[bytes]:
+        """Run a class with the data folder as its working folder, so that no path of the user's needs quoting.
+
+        In its own session: Ctrl-C in the terminal it was started from must not reach it.
+        """
+        return subprocess.Popen(
+            class_path.command(main_class, *args, options=(*JVM_OPTIONS, option)),
+            cwd=self.folder,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            env=os.environ | {"LC_ALL": "C.UTF-8"},  # else Java garbles folder names beyond ASCII
+        )
+
+    def _await_ready(self, record: BrokerRecord, deadline: float) -> None:
+        """Return once the broker answers. Kafka opens its port only when it is ready to serve."""
+        child = self._child if self._child is not None and self._child.pid == record.pid else None
+        while not answers_kafka(record.port):
+            ended = child.poll() is not None if child is not None else not is_alive(record)
+            if ended:
+                raise self._start_failure("Kafka ended while starting")
+            if time.monotonic() > deadline:
+                raise self._start_failure("Kafka does not answer")
+            time.sleep(_POLL_S)
+
+    def _start_failure(self, what: str) -> GorilaError:
+        tail = self.data.log_tail()
+        if "Address already in use" in tail:
+            return _PortLost(what)
+        if "No space left on device" in tail:
+            return self.data.disk_full()
+        return BrokerError(f"{what}; the log {self.data.log_file} ends with\n  {tail or '(nothing)'}")
+
+
+class _PortLost(BrokerError):
+    """A port that was free when it was chosen was taken before Kafka listened on it."""
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    if child.poll() is None:
+        child.kill()
+    child.wait()
