@@ -1,27 +1,24 @@
-"""The actor as a service: the runtime's twin without a poll.
+"""The actor as a service, driven by gorila/source_loop.py.
 
-One turn: newest weights (at most every `actor.refresh_s`, never waited for) → held records released → one step → produce. Nothing is
-committed: an actor reads no offsets and remembers nothing. It does not step while a record of its own is held back because replay is too
-far behind, beyond `actor.max_steps_per_s`, or once it has taken its share of `run.max_env_steps`.
+Newest weights are looked for at most every `actor.refresh_s` and never waited for. The actor does not step while a record of its own is held
+back because replay is too far behind, faster than `actor.max_steps_per_s`, or once it has taken its share of `run.max_env_steps`. It commits
+nothing and remembers nothing.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gorila.emission import Emission
+from gorila.config import Config
 from gorila.errors import RunError
 from gorila.metrics import Metrics
-from gorila.ports import Gate, ServicePort
 from gorila.processor import Outgoing
 from gorila.seeds import generator, seed_number
-from gorila.waiting import WaitLog
 from producers.actor import ActorCore
 
 if TYPE_CHECKING:
@@ -29,10 +26,9 @@ if TYPE_CHECKING:
     from gorila.lanes import Lanes
     from gorila.service import Service
 
-IDLE_S = 0.02
+UNKNOWN_S = 0.02  # between looks for the very first weights
 PACE_DEBT_S = 0.1  # a pause is not made up for by a burst longer than this
 SHOW_S = 1.0
-STOP_FLUSH_S = 3.0
 
 
 class View(Protocol):
@@ -49,101 +45,65 @@ class Follower(Protocol):
     @property
     def view(self) -> View: ...
     def poll(self, timeout_s: float = ...) -> bool: ...
-    def close(self) -> None: ...
 
 
-class ActorLoop:
-    """Runs one ActorCore until `service.stop`.
+class ActorSource:
+    """What gorila.source_loop.SourceLoop drives: an ActorCore with its weights, its pace and its limit.
 
     Args:
+        config: the run's.
+        core: see producers/actor.py.
         follower: the newest weights.
-        gates: by logical topic; `transitions` waits for replay.
-        clock: seconds, monotonic; tests move it by hand.
+        metrics: of the process.
     """
 
-    def __init__(
-        self,
-        service: ServicePort,
-        core: ActorCore,
-        follower: Follower,
-        gates: Mapping[str, Gate],
-        metrics: Metrics | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.service, self.core, self.follower, self._clock = service, core, follower, clock
-        self.metrics = metrics or Metrics(service.role, service.run, service.name)
-        self.emission = Emission(
-            service.cluster.producer(), service.schemas, service.topic, gates, lambda *_: None, self.metrics
-        )
-        config = service.config
-        self._waits = WaitLog(service.log, self.metrics)
+    def __init__(self, config: Config, core: ActorCore, follower: Follower, metrics: Metrics) -> None:
+        self.core, self._follower, self._metrics = core, follower, metrics
         self._steps_limit = math.ceil(config.run.max_env_steps / config.actor.count) or math.inf
         self._step_s = config.actor.lanes / config.actor.max_steps_per_s if config.actor.max_steps_per_s else 0.0
         self._refresh_s = config.actor.refresh_s
         self._refresh_due_s = self._step_due_s = self._show_due_s = -math.inf
-        self._finished = False
 
-    def run(self) -> None:
-        """Turns until `service.stop`; then flushes and closes within 5 s. Raises BrokerError, RecordTooLarge."""
-        try:
-            while not self.service.stop.is_set():
-                self.turn()
-            self.drain()
-        finally:
-            self.follower.close()
-            self.emission.close(0.2)
+    def pause_s(self, now_s: float) -> float:
+        """Until the pace allows a step; inf once this actor's share of `run.max_env_steps` is taken."""
+        if self.core.version < 0:
+            return UNKNOWN_S
+        if self.core.steps_taken >= self._steps_limit:
+            return math.inf
+        return max(0.0, self._step_due_s - now_s)
 
-    def turn(self) -> None:
-        """At most one step. Waits up to IDLE_S when there is none to take."""
-        now_s, emission, core = self._clock(), self.emission, self.core
-        unknown = core.version < 0
-        if unknown or now_s >= self._refresh_due_s:
-            self._refresh_due_s = now_s + self._refresh_s
-            if self.follower.poll(0.0):
-                view = self.follower.view
-                emission.emit(core.use_weights(view.flat(), view.version))
-        emission.serve()
-        emission.release()
-        held, unknown = emission.held > 0, core.version < 0
-        self._waits.now(
-            emission.waiting_for() if held else "the parameter servers: no weights yet" if unknown else "", now_s
-        )
+    def step(self, now_s: float) -> list[Outgoing]:
+        """Newest weights when due, then one row in every lane."""
+        out = self._refresh(now_s)
+        self._step_due_s = max(self._step_due_s, now_s - PACE_DEBT_S) + self._step_s
+        out += self.core.step(now_s)
+        return out
+
+    def tick(self, now_s: float) -> list[Outgoing]:
+        """Not stepping: weights still come, old blocks still go; at the limit everything goes."""
+        out = self._refresh(now_s)
+        return out + (self.core.cut() if self.core.steps_taken >= self._steps_limit else self.core.tick(now_s))
+
+    def finish(self) -> list[Outgoing]:
+        """Blocks as they are."""
+        return self.core.cut()
+
+    def waiting_for(self) -> str:
+        """Before the first weights: for the parameter servers."""
+        return "parameter-server: no weights published yet" if self.core.version < 0 else ""
+
+    def _refresh(self, now_s: float) -> list[Outgoing]:
+        if now_s < self._refresh_due_s:
+            return []
         if now_s >= self._show_due_s:
             self._show_due_s = now_s + SHOW_S
-            self._show()
-        if core.steps_taken >= self._steps_limit:
-            self._finish()
-            emission.serve(IDLE_S)
-        elif held or unknown:
-            emission.serve(IDLE_S)
-        elif now_s < self._step_due_s:
-            emission.emit(core.tick(now_s))
-            emission.serve(min(self._step_due_s - now_s, IDLE_S))
-        else:
-            self._step_due_s = max(self._step_due_s, now_s - PACE_DEBT_S) + self._step_s
-            emission.emit(core.step(now_s))
-
-    def _finish(self) -> None:
-        if self._finished:
-            return
-        self._finished = True
-        self.emission.emit(self.core.cut())
-        self.service.log.info("actor.finished steps=%d limit=%d", self.core.steps_taken, self._steps_limit)
-
-    def _show(self) -> None:
-        self.emission.show()
-        self.metrics.gauge("env_steps", self.core.steps_taken)
-        self.metrics.gauge("behaviour_version", self.core.version)
-        self.metrics.gauge("epsilon", self.core.epsilon_mean)
-
-    def drain(self) -> None:
-        """Send what there is, held or begun, and wait for the broker."""
-        self.emission.release(anyway=True)
-        last: list[Outgoing] = self.core.cut()
-        self.emission.emit(last)
-        self.emission.release(anyway=True)
-        if not self.emission.flush(STOP_FLUSH_S):
-            self.service.log.warning("stop.unacknowledged records=%d", self.emission.outstanding)
+            self._metrics.gauge("env_steps", self.core.steps_taken)
+            self._metrics.gauge("behaviour_version", self.core.version)
+            self._metrics.gauge("epsilon", self.core.epsilon_mean)
+        changed = self._follower.poll(0.0)
+        view = self._follower.view
+        self._refresh_due_s = now_s + (self._refresh_s if view.version >= 0 else 0.0)
+        return self.core.use_weights(view.flat(), view.version) if changed and view.version > self.core.version else []
 
 
 def refuse_other_environment(facts: EnvironmentFacts, lanes: Lanes) -> None:
@@ -178,8 +138,9 @@ def make_core(service: Service, epoch: int, wall_ms_at_zero: int = 0) -> ActorCo
 
 
 def run_actor(service: Service) -> None:
-    """Entry point of `gorila actor`. Raises what `ActorLoop.run` and `make_core` raise."""
+    """Entry point of `gorila actor`. Raises what `make_core` and `SourceLoop.run` raise."""
     from gorila.flow import LagGate
+    from gorila.source_loop import SourceLoop
     from gorila.topics import group_name
     from gorila.weights_follower import WeightsFollower
 
@@ -197,4 +158,9 @@ def run_actor(service: Service) -> None:
     if service.config.monitor.metrics_port:
         metrics.serve(service.config.monitor.metrics_host, service.config.monitor.metrics_port)
     service.log.info("actor.start", epoch=epoch, lanes=service.config.actor.lanes, environment=service.facts.id)
-    ActorLoop(service, core, WeightsFollower(service, targets=False), {"transitions": gate}, metrics).run()
+    follower = WeightsFollower(service, targets=False)
+    try:
+        source = ActorSource(service.config, core, follower, metrics)
+        SourceLoop(service, source, gates={"transitions": gate}, metrics=metrics).run()
+    finally:
+        follower.close()
