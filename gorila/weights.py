@@ -2,7 +2,8 @@
 
 Rules of this file:
 1. A shard's values are replaced as one, never edited: nobody sees two versions of one shard mixed.
-2. A record whose version is not above the one held is ignored; so is a delta whose base is not held (the next key frame mends it).
+2. A record whose version is not above the one held is ignored (but for a higher gradient_offset at the same version); so is a delta whose base is not
+   held (the next key frame mends it).
 3. A payload counts only when the flat float32 values it gives have the hash the server wrote.
 4. The global version is the minimum over shards (rules.md 12); it is -1 until every shard has come.
 5. Target weights are those of the newest version that every shard has; shards are never mixed where that can be avoided.
@@ -91,6 +92,11 @@ class WeightsView:
             self._lengths[shard] = record.num_parameters
             while len(held) > TARGETS_KEPT:
                 del held[min(held)]
+            return True
+        if record.version == self.shard_versions[shard] and record.gradient_offset > self.gradient_offsets[shard]:
+            # Gradients were dropped: same weights, but whoever waits for one of them to be covered must hear of it.
+            self.gradient_offsets[shard] = record.gradient_offset
+            self.announced_targets[shard] = (record.target_version, record.target_offset)
             return True
         if record.version <= self.shard_versions[shard]:
             return False
