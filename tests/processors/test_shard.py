@@ -20,6 +20,7 @@ from gorila.config import Config
 from gorila.errors import BadRecord, InvalidState
 from gorila.messages import CheckpointLedger, CheckpointManifest, CheckpointPart, Gradient, Weights
 from gorila.processor import Incoming, Outgoing, Processor
+from gorila.weights import WeightsView
 
 P = 11
 F = np.float32
@@ -190,8 +191,11 @@ def test_a_dropped_gradient_is_covered_by_a_new_snapshot_so_that_its_learner_doe
     else:
         with pytest.raises(BadRecord):
             bench.feed(10, payload=b"")
+    view = WeightsView(P, 1)
+    view.take(bench.of(Weights, "key")[-1])
     [frame] = bench.tick()
     assert (frame.version, frame.gradient_offset) == (version, 10)
+    assert view.take(frame) and view.gradient_offsets == [10], "a reader takes it though the version is the same"
     assert [frame.dropped_stale, frame.dropped_duplicate, frame.dropped_bad] == [
         int(reason == r) for r in ("stale", "duplicate", "bad")
     ]

@@ -104,9 +104,7 @@ def test_adagrad_takes_the_two_steps_worked_out_by_hand() -> None:
 
 def test_centred_rmsprop_has_epsilon_inside_the_root() -> None:
     # decay .5, eps .25: g = 2: a = 1, s = 2, s - a^2 + eps = 1.25; g = 0: a = .5, s = 1, no step.  g = 4: a = 2.25, s = 8.5, 8.5 - 5.0625 + .25.
-    section = ParameterServerSection(
-        optimizer="rmsprop", learning_rate=1.0, rmsprop_decay=0.5, rmsprop_epsilon=0.25
-    )
+    section = ParameterServerSection(optimizer="rmsprop", learning_rate=1.0, rmsprop_decay=0.5, rmsprop_epsilon=0.25)
     weights = run_ours(section, np.array([[2.0], [0.0], [4.0]], F), np.zeros(1, F))
     np.testing.assert_allclose(weights, [-2 / np.sqrt(1.25) - 4 / np.sqrt(3.6875)], rtol=1e-6)
     outside = -2 / (np.sqrt(1.0) + 0.25) - 4 / (np.sqrt(3.4375) + 0.25)
@@ -124,7 +122,9 @@ def test_sgd_takes_the_steps_worked_out_by_hand() -> None:
     momentum = ParameterServerSection(optimizer="sgd", learning_rate=0.5, momentum=0.5)
     weights = run_ours(momentum, np.array([[1.0], [1.0]], F), np.zeros(1, F))
     np.testing.assert_allclose(weights, [-0.5 - 0.75], rtol=1e-6)
-    plain = run_ours(ParameterServerSection(optimizer="sgd", learning_rate=0.5), np.array([[1.0], [1.0]], F), np.zeros(1, F))
+    plain = run_ours(
+        ParameterServerSection(optimizer="sgd", learning_rate=0.5), np.array([[1.0], [1.0]], F), np.zeros(1, F)
+    )
     np.testing.assert_allclose(plain, [-1.0], rtol=1e-6)
 
 
