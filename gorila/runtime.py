@@ -84,6 +84,7 @@ class Runtime:
             raise ValueError("one group input a role: static membership knows a process by one name")
         self.service, self.processor = service, processor
         self.metrics = metrics or Metrics(service.role, service.run, service.name)
+        self._serves_metrics = metrics is None
         self._inputs, self._gates, self._clock = tuple(inputs), dict(gates or {}), clock
         self._commit_interval_s, self._tick_interval_s = commit_interval_s, tick_interval_s
         self._readers: list[InputReader] = []
@@ -110,7 +111,10 @@ class Runtime:
             self.close()
 
     def open(self) -> None:
-        """Make the clients and find where to begin."""
+        """Make the clients and find where to begin. The scrape page is started here unless `metrics` were given, whose owner serves them."""
+        monitor = self.service.config.monitor
+        if self._serves_metrics and monitor.metrics_port:
+            self.metrics.serve(monitor.metrics_host, monitor.metrics_port)
         service, now_s = self.service, self._clock()
         self._emission = Emission(
             service.cluster.producer(),

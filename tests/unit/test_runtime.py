@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 
 import pytest
 
 from gorila.errors import InvalidState, OffsetGone
 from gorila.inputs import Input
 from gorila.messages import CheckpointLedger
+from gorila.processor import Outgoing
 from gorila.testing.driver import ProcessorTestDriver
 from gorila.testing.memory_log import MemoryConsumer
 from gorila.testing.relay import Relay, answered, episode
@@ -173,7 +175,9 @@ def test_whoever_waits_for_long_says_for_whom_once_and_says_when_it_is_over(capl
         door.open = True
         driver.advance(0.4)
     events = [
-        (r.getMessage(), r.event_keys["whom"].split(":")[0]) for r in caplog.records if "waiting" in r.getMessage()
+        (r.getMessage(), vars(r)["event_keys"]["whom"].split(":")[0])
+        for r in caplog.records
+        if "waiting" in r.getMessage()
     ]
     assert events == [("waiting.began", "replay"), ("waiting.over", "replay")]
     assert driver.runtime.metrics.value("waiting") == 0
@@ -259,7 +263,7 @@ def test_a_role_whose_state_has_its_own_offset_refuses_an_operators_reset_and_sa
     relay = driver.processor
     assert isinstance(relay, Relay)
     assert [record.offset for record in relay.taken] == [3, 4]
-    refused = [r.event_keys for r in caplog.records if r.getMessage() == "operator.reset_refused"]
+    refused = [vars(r)["event_keys"] for r in caplog.records if r.getMessage() == "operator.reset_refused"]
     assert len(refused) == 1
     assert "fork" in refused[0]["reason"]
 
@@ -341,7 +345,7 @@ def test_a_stop_behind_a_closed_gate_sends_what_is_held() -> None:
 
 def test_after_an_error_of_the_role_nothing_more_is_committed() -> None:
     class Broken(Relay):
-        def tick(self, now_s: float) -> list[object]:  # type: ignore[override]
+        def tick(self, now_s: float) -> Iterable[Outgoing]:
             if self.taken:
                 raise InvalidState("sum tree does not add up")
             return []
