@@ -105,7 +105,8 @@ def _owned_pieces(assignment: dict[int, int]) -> list[bytes]:
 
 
 def _owned(cursor: _Cursor) -> dict[int, int]:
-    return dict(cursor.unpack(_ASSIGNED) for _ in range(cursor.count()))
+    pairs = [cursor.unpack(_ASSIGNED) for _ in range(cursor.count())]
+    return {partition: offset for partition, offset in pairs}
 
 
 class AssignmentCoder(Coder):

@@ -24,6 +24,7 @@ from pipelines.elements import Chunk, Drawn
 OWN_METADATA = "gorila"
 LEARNED_RECORDS = 256
 PAUSE_AFTER_S = 1.0
+REFRESH_S = 0.01
 
 
 def records_a_poll(config: Config) -> int:
@@ -225,7 +226,7 @@ class BatchWriter:
         self._partitions = config.learner.count
         group = group_name(service.run, "learner")
         bound = config.replay.max_lag_batches * config.record_parts
-        self._gate = LagGate(service.cluster, group, self._topic, list(range(self._partitions)), bound)
+        self._gate = LagGate(service.cluster, group, self._topic, range(self._partitions), bound, refresh_s=REFRESH_S)
         self._producer = service.cluster.producer()
         ends = service.cluster.admin().end_offsets([(self._topic, p) for p in range(self._partitions)])
         self._next = {p: ends[(self._topic, p)] for p in range(self._partitions)}

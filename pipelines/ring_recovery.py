@@ -84,7 +84,7 @@ class RingRecovery:
     def _insert_again(self, partition: int, record: Received, block: TransitionBlock | None) -> None:
         self._replay.skip_to(partition, record.offset)
         try:
-            self._replay.insert(partition, record.offset, record.timestamp_ms, block, is_new=False)
+            self._replay.insert(partition, record.offset, record.timestamp_ms, block, new=False)
         except BadRecord:
             return  # counted and sent away when it came first; the ring has moved on
 

@@ -1,0 +1,422 @@
+"""The replay pipeline against a real broker, on the local runner."""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+from replay_process import fingerprint
+
+from gorila.codec import Schemas
+from gorila.config import Config
+from gorila.environment_facts import EnvironmentFacts
+from gorila.errors import BadRecord
+from gorila.kafka import Cluster, Received
+from gorila.messages import Batch, Message, Priorities, ReplayStats, TransitionBlock
+from gorila.observations import compress
+from gorila.run_record import create_run
+from gorila.service import Service, open_service
+from gorila.settings import load_config
+from pipelines import split_registry
+from pipelines.elements import Chunk
+from pipelines.main import run_replay
+from pipelines.split_registry import Address
+from pipelines.split_room import SplitRoom
+
+M = TypeVar("M", bound=Message)
+PROCESS = Path(__file__).with_name("replay_process.py")
+DEADLINE_S = 40.0
+SMALL = [
+    "replay.capacity_rows=256",
+    "replay.min_size_rows=16",
+    "replay.samples_per_insert=8",
+    "replay.record_rows=16",
+    "replay.max_lag_batches=4",
+    "learner.batch_size=32",
+    "actor.block_steps=16",
+]
+
+
+def until(condition: Callable[[], Any], what: str) -> Any:
+    """Wait for something another thread or process does; the deadline is for a hang, not a measure."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"waited {DEADLINE_S} s for {what}"
+        threading.Event().wait(0.01)
+    return found
+
+
+class Run:
+    """A run's outside: writes transitions as actors do, reads batches as learners do."""
+
+    def __init__(self, servers: str, *sets: str) -> None:
+        self.name = "replay-" + uuid.uuid4().hex[:8]
+        self.servers, self.schemas = servers, Schemas()
+        self.config: Config = load_config("cartpole", [*SMALL, *sets], {})
+        self.cluster = Cluster(servers)
+        facts = EnvironmentFacts("CartPole-v1", (4,), "float32", 2, 1, 500)
+        create_run(self.cluster, self.name, self.config, facts, np.zeros(8, np.float32))
+        self.producer = self.cluster.producer()
+        self.steps: dict[int, int] = {}
+        self.rng = np.random.default_rng(0)
+
+    def topic(self, name: str) -> str:
+        return f"{self.name}.{name}"
+
+    def send(self, topic: str, value: bytes | None, partition: int = 0) -> int:
+        """The offset it got."""
+        got: list[int] = []
+        self.producer.send(
+            self.topic(topic), value, partition=partition, on_delivery=lambda _, offset: got.append(offset)
+        )
+        assert self.producer.flush(10) == 0
+        return got[0]
+
+    def block(self, partition: int = 0) -> int:
+        """One more block of an endless episode; its offset."""
+        return self.send("transitions", self.schemas.encode(self.next_block(partition)), partition)
+
+    def next_block(self, partition: int = 0, rows: int = 16) -> TransitionBlock:
+        first = self.steps.get(partition, 0)
+        self.steps[partition] = first + rows
+        no = np.zeros(rows, np.bool_)
+        return TransitionBlock(
+            actor_id=f"actor-{partition}",
+            actor_epoch=1,
+            lane=0,
+            first_step=first,
+            weights_version=3,
+            epsilon=0.5,
+            observations=compress(np.full((rows, 4), first, np.float32), "zstd"),
+            action=np.zeros(rows, np.int32),
+            reward=self.rng.normal(size=rows).astype(np.float32),
+            is_first=no if first else np.arange(rows) == 0,
+            is_last=no,
+            terminated=no,
+            truncated=no,
+            q_taken=self.rng.normal(size=rows).astype(np.float32),
+            q_max=self.rng.normal(size=rows).astype(np.float32),
+        )
+
+    def learned(self, batch: Batch, offset: int, error: float) -> None:
+        rows = len(batch.row)
+        errors = np.full(rows, error, np.float32)
+        self.send(
+            "priorities",
+            self.schemas.encode(
+                Priorities(
+                    "learner-0", 0, offset, 1, batch.partition, batch.offset, batch.row, errors, 0.1, 1.0, False, 0.5
+                )
+            ),
+        )
+
+    def read(self, topic: str, enough: Callable[[list[Received]], bool], partition: int = 0) -> list[Received]:
+        """Records from the beginning until there are enough."""
+        consumer = self.cluster.consumer()
+        consumer.assign({(self.topic(topic), partition): 0})
+        found: list[Received] = []
+        deadline = time.monotonic() + DEADLINE_S
+        while not enough(found):
+            assert time.monotonic() < deadline, f"{len(found)} records on {topic} are not enough"
+            found += consumer.poll_many(500, 0.1)
+        consumer.close()
+        return found
+
+    def batches(self, count: int, partition: int = 0) -> list[Batch]:
+        records = self.read("batches", lambda found: len(found) >= count, partition)
+        return [self.expect(record, Batch) for record in records[:count]]
+
+    def expect(self, record: Received, kind: type[M]) -> M:
+        return self.schemas.expect(record.value, kind)
+
+    def newest_stats(self) -> ReplayStats:
+        end = self.end("replay-stats")
+        found = self.read("replay-stats", lambda records: bool(records) and records[-1].offset >= end - 1)
+        return self.expect(found[-1], ReplayStats)
+
+    def committed(self, partition: int = 0, group: str = "replay", topic: str = "transitions") -> int | None:
+        where = (self.topic(topic), partition)
+        return self.cluster.admin().group_offsets(f"{self.name}.{group}", [where])[where]
+
+    def end(self, topic: str, partition: int = 0) -> int:
+        where = (self.topic(topic), partition)
+        return self.cluster.admin().end_offsets([where])[where]
+
+    def commit(self, group: str, topic: str, offset: int, metadata: str = "gorila") -> None:
+        consumer = self.cluster.consumer(f"{self.name}.{group}")
+        consumer.commit({(self.topic(topic), 0): offset}, metadata=metadata, wait=True)
+        consumer.close()
+
+    def service(self, index: int = 0) -> Service:
+        return open_service("replay", self.name, index, self.servers)
+
+    @contextmanager
+    def replay(self, index: int = 0) -> Iterator[SplitRoom]:
+        """The role on a thread of this process; stopped and joined on the way out."""
+        service = self.service(index)
+        failures: list[BaseException] = []
+
+        def target() -> None:
+            try:
+                run_replay(service)
+            except BaseException as error:
+                failures.append(error)
+
+        thread = threading.Thread(target=target)
+        split_registry.adopt(service)
+        room = split_registry.room(Address.of(service), service.name)
+        thread.start()
+        try:
+            yield room
+        finally:
+            service.stop.set()
+            thread.join(10)
+            assert not thread.is_alive(), "replay did not stop"
+            service.close()
+            if failures:
+                raise failures[0]
+
+    def process(self, file: Path) -> subprocess.Popen[bytes]:
+        return subprocess.Popen([sys.executable, "-W", "ignore", str(PROCESS), self.name, self.servers, str(file)])
+
+
+@pytest.fixture
+def make_run(broker: Any) -> Callable[..., Run]:
+    return lambda *sets: Run(broker.bootstrap_servers, *sets)
+
+
+def test_transitions_in_whole_learner_batches_out_in_turn(make_run: Callable[..., Run]) -> None:
+    run = make_run("learner.count=2", "replay.max_lag_batches=1000")
+    sent = {run.block() for _ in range(4)}
+    with run.replay():
+        until(lambda: run.newest_stats().inserts_total == 4 * 16, "the blocks to be handled")
+    ends = [run.end("batches", partition) for partition in (0, 1)]
+    first, second = run.batches(ends[0], partition=0), run.batches(ends[1], partition=1)
+    for batches in (first, second):
+        assert [b.part for b in batches[:6]] == [0, 1, 0, 1, 0, 1], "a learner batch's records follow one another"
+        assert {b.parts for b in batches} == {2}
+    numbers = sorted({b.batch_number for b in first} | {b.batch_number for b in second})
+    assert numbers == list(range(len(numbers))), "every learner batch is on exactly one partition"
+    assert not {b.batch_number for b in first} & {b.batch_number for b in second}
+    for batch in first + second:
+        assert set(batch.offset.tolist()) <= sent
+        assert set(batch.behaviour_version.tolist()) == {3}
+        assert batch.population > 0
+    stats = run.newest_stats()
+    assert (stats.split, stats.actors) == ("replay-0", ["0"])
+    assert stats.batches_total * 32 == stats.samples_total <= 8 * stats.inserts_total
+    assert stats.samples_total + 32 > 8 * stats.inserts_total, "drawn as far as the rate rule lets it"
+
+
+def test_nothing_is_drawn_while_the_learner_is_behind_and_it_says_so(make_run: Callable[..., Run]) -> None:
+    run = make_run()
+    for _ in range(4):
+        run.block()
+    bound = run.config.replay.max_lag_batches * run.config.record_parts
+    with run.replay():
+        batches = run.batches(bound)
+        until(lambda: "learner" in run.newest_stats().waiting_for, "the split to say whom it waits for")
+        seen = run.newest_stats().batches_total * 2
+        assert bound <= seen <= bound + 2 * run.config.record_parts
+        run.commit("learner", "batches", len(batches))
+        run.batches(seen + 2)
+
+
+def test_a_learned_priority_moves_the_leaf_and_an_old_one_is_counted(make_run: Callable[..., Run]) -> None:
+    run = make_run()
+    run.block(), run.block()
+    with run.replay() as room:
+        batch = run.batches(1)[0]
+        before = fingerprint(room.replay)
+        run.learned(batch, 0, 9.0)
+        until(lambda: fingerprint(room.replay) != before, "the priorities to be applied")
+        room.replay.check_valid()
+        gone = dataclasses.replace(batch, offset=batch.offset + 10_000)
+        run.learned(gone, 1, 9.0)
+        until(lambda: run.newest_stats().stale_priorities == len(batch.row), "the stale ones to be counted")
+
+
+def test_killed_it_comes_back_with_an_equal_memory(make_run: Callable[..., Run], tmp_path: Path) -> None:
+    """Live rows, every leaf (learned ones too) and N, after more blocks than the ring holds."""
+    run = make_run("replay.max_lag_batches=1000")
+    seen = tmp_path / "memory"
+    process = run.process(seen)
+    try:
+        for _ in range(40):
+            run.block()
+
+        def memory() -> str:
+            seen.unlink(missing_ok=True)
+            process.send_signal(signal.SIGUSR1)
+            return until(lambda: seen.exists() and seen.read_text(), "the process to write its memory down")
+
+        until(lambda: run.committed() == 40, "the blocks to be handled")
+        plain = memory()
+        batches = run.batches(run.end("batches"))[-20:]
+        for number, batch in enumerate(batches):
+            run.learned(batch, number, 5.0 + number)
+        # The last record's rows are stale: once they are counted, the records before it were applied.
+        gone = dataclasses.replace(batches[0], offset=batches[0].offset + 10_000)
+        run.learned(gone, 99, 1.0)
+        stale = sum(int((batch.offset < 40 - 256 // 16).sum()) for batch in batches) + len(gone.row)
+        until(lambda: run.newest_stats().stale_priorities == stale, "the learned priorities to be applied")
+        last = memory()
+        assert last != plain
+    finally:
+        process.kill()
+        process.wait()
+    with run.replay() as room:
+        until(lambda: room.positions() == {0: 40} and fingerprint(room.replay) == last, "an equal memory")
+        room.replay.check_valid()
+        assert run.newest_stats().inserts_total == 40 * 16, "rows read again are no new inserts"
+
+
+def test_a_priority_of_a_row_that_is_still_to_come_waits_for_it(make_run: Callable[..., Run]) -> None:
+    """Killed between a block and its commit: what was learned about that block is in the log before the ring has it again."""
+    run = make_run("replay.max_lag_batches=1000")
+    for _ in range(6):
+        run.block()
+    with run.replay() as room:
+        batches = run.batches(20)
+        for number, batch in enumerate(batches):
+            run.learned(batch, number, 5.0 + number)
+        until(lambda: room._priorities_next == 20, "the priorities to be handled")
+        equal = fingerprint(room.replay)
+    run.commit("replay", "transitions", 3)
+    with run.replay() as room:
+        until(lambda: room.positions() == {0: 6}, "the blocks to be handled")
+        until(lambda: fingerprint(room.replay) == equal, "an equal memory")
+
+
+def test_what_an_operator_committed_is_obeyed_and_the_ring_is_filled_from_before_it(
+    make_run: Callable[..., Run], capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run()
+    for _ in range(6):
+        run.block()
+    run.commit("replay", "transitions", 4, metadata="")
+    with run.replay() as room:
+        until(lambda: room.positions() == {0: 6}, "the blocks to be handled")
+        rows = sum(n for n, *_ in room.replay.state_fingerprint().values())
+        assert rows == 6 * 16 - 3, "four blocks from before, two after; the newest three rows have no successors yet"
+        until(lambda: run.newest_stats().inserts_total == 2 * 16, "only two blocks counted as inserts")
+    assert "replay.operator_reset_obeyed" in capfd.readouterr().err
+
+
+def test_poison_goes_to_dead_letters_and_the_offset_moves_on(make_run: Callable[..., Run]) -> None:
+    run = make_run()
+    run.block()
+    nan = run.next_block()
+    nan.reward[3] = np.nan
+    poison = [b"not avro at all", None, run.schemas.encode(nan), b"\x00\x00\x00\x00\x01rest"]
+    for value in poison:
+        run.send("transitions", value)
+    run.block()
+    bad_priorities = b"\x00garbage"
+    with run.replay() as room:
+        run.batches(2)
+        run.send("priorities", bad_priorities)
+        dead = run.read("dead-letters", lambda found: len(found) >= 5)
+        until(lambda: run.committed() == 6, "the offset to move on")
+        run.batches(2)
+        room.replay.check_valid()
+    assert sorted(r.value or b"" for r in dead) == sorted(v or b"" for v in [*poison, bad_priorities])
+    with run.replay():
+        run.batches(2)
+        assert len(run.read("dead-letters", lambda found: len(found) >= 5)) == 5, "read again, it is not sent again"
+
+
+def test_a_gap_is_filled_from_the_log_first(make_run: Callable[..., Run]) -> None:
+    """What Beam's redelivery, a rebalance or a lost chunk look like to the room."""
+    run = make_run()
+    offsets = [run.block() for _ in range(8)]
+    records = run.read("transitions", lambda found: len(found) == 8)
+    room = SplitRoom(run.service(), "replay-0")
+    list(room.handle(Chunk(0, 0, {0: 0}, records[:2])))
+    list(room.handle(Chunk(0, 0, None, records[5:6])))
+    assert room.positions() == {0: 6}
+    list(room.handle(Chunk(0, 0, None, records[1:7])))
+    assert room.positions() == {0: 7}
+    list(room.handle(Chunk(0, 0, None, records[7:])))
+    assert room.positions() == {0: offsets[-1] + 1}
+    other = SplitRoom(run.service(1), "replay-1")
+    list(other.handle(Chunk(0, 0, {0: 0}, records)))
+    assert fingerprint(room.replay) == fingerprint(other.replay)
+    assert room.replay.stats(0).inserts_total < other.replay.stats(0).inserts_total
+    for made in (room, other):
+        made.close()
+
+
+def test_a_second_split_takes_over_actors_with_their_memory(make_run: Callable[..., Run]) -> None:
+    run = make_run("actor.count=2", "replay.max_lag_batches=1000")
+    for partition in (0, 1):
+        for _ in range(6):
+            run.block(partition)
+    with run.replay(0) as first:
+        batches = run.batches(20)
+        for number, batch in enumerate(batches):
+            run.learned(batch, number, 5.0 + number)
+        until(lambda: first._priorities_next == 20, "the priorities to be handled")
+        until(lambda: first.positions() == {0: 6, 1: 6}, "both actors")
+        whole = first.replay.state_fingerprint()
+        with run.replay(1) as second:
+            until(lambda: len(second.positions()) == 1 and len(first.positions()) == 1, "Kafka to share the actors out")
+            until(
+                lambda: {**first.replay.state_fingerprint(), **second.replay.state_fingerprint()} == whole,
+                "the same memory in two",
+            )
+        assert {p: run.committed(p) for p in (0, 1)} == {0: 6, 1: 6}
+
+
+def test_sigterm_drains_and_commits(make_run: Callable[..., Run], tmp_path: Path) -> None:
+    run = make_run()
+    process = run.process(tmp_path / "memory")
+    for _ in range(5):
+        run.block()
+    run.batches(2)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(20) == 0
+    position = run.committed()
+    stats = run.newest_stats()
+    assert position is not None
+    assert stats.inserts_total == position * 16, "everything handled is committed, and nothing else"
+    assert run.end("batches") == stats.batches_total * run.config.record_parts, "everything drawn is in the log"
+
+
+def test_idle_it_does_not_spin(make_run: Callable[..., Run]) -> None:
+    run = make_run()
+    with run.replay() as room:
+        until(lambda: room.reader is not None and room.assigned, "the first poll")
+        assert room.reader is not None
+        before, start = room.reader.polls, run.newest_stats().time_ms
+        newest = until(lambda: (s := run.newest_stats()).time_ms > start + 1500 and s, "more stats").time_ms
+        polls = room.reader.polls - before
+    assert polls <= 1.5 * (newest - start) / run.config.replay.poll_ms, "more polls than waits"
+    assert polls < 0.5 * (newest - start) / run.config.replay.poll_ms + 250, "a quiet second makes ticks rarer"
+
+
+def test_a_failure_inside_the_pipeline_comes_out_as_it_was(make_run: Callable[..., Run]) -> None:
+    run = make_run()
+    broken = BadRecord("broken on purpose")
+
+    def fail(*_: Any) -> Any:
+        raise broken
+
+    def break_it() -> None:
+        with run.replay() as room:
+            room.handle = fail  # type: ignore[method-assign]
+            until(lambda: room.failure, "the failure")
+
+    with pytest.raises(BadRecord, match="broken on purpose"):
+        break_it()
