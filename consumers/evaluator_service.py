@@ -12,7 +12,7 @@ from gorila.kafka import Producer
 from gorila.policy import save_weights
 from gorila.processor import Outgoing
 from gorila.service import Service
-from gorila.weights_follower import WeightsFollower
+from gorila.weights_sampler import WeightsSampler
 
 
 def run_evaluator_service(service: Service) -> None:
@@ -22,7 +22,7 @@ def run_evaluator_service(service: Service) -> None:
     core = EvaluatorCore(
         config, service.facts, service.name, lambda seeds: make_lanes(config, seeds, config.evaluator.max_episode_steps)
     )
-    follower = WeightsFollower(service, targets=False)
+    follower = WeightsSampler(service, 0.1)
     producer = service.cluster.producer()
     best = float("-inf")
     solved = False
@@ -30,14 +30,14 @@ def run_evaluator_service(service: Service) -> None:
     next_s = 0.0
     service.log.info("ready", extra={"threshold": config.evaluator.threshold})
     while not service.stop.is_set():
-        follower.poll(0.05)
+        follower.poll()
         view = follower.view
         if view.version <= evaluated or view.version < config.evaluator.min_versions or time.monotonic() < next_s:
+            service.stop.wait(0.05)
             continue
-        evaluated, flat = view.version, view.flat().copy()
+        evaluated, flat = view.version, view.flat()
         for outgoing in core.evaluate(evaluated, flat, wall_ms):
             _send(service, producer, outgoing)
-            follower.poll(0.0)  # keeps the consumer's queue short; the weights being measured stay
             if service.stop.is_set():
                 break
         verdict = core.verdict
@@ -48,8 +48,9 @@ def run_evaluator_service(service: Service) -> None:
                 best = max(best, verdict.screening.return_mean)
                 save_weights(service.run_dir / "weights.safetensors", flat, evaluated, config, service.facts)
         next_s = time.monotonic() + config.evaluator.interval_s
-    producer.flush(5.0)
+    producer.flush(3.0)
     producer.close()
+    follower.close()
 
 
 def _send(service: Service, producer: Producer, records: list[Outgoing]) -> None:

@@ -39,19 +39,17 @@ class LearningCurve:
         axes = figure.add_subplot()
         if self.exploring:
             axes.scatter(
-                *zip(*self.exploring, strict=True),
+                *_columns(self.exploring),
                 s=4,
                 alpha=0.25,
                 color="tab:gray",
                 label="actors' episodes (exploring)",
             )
         if self.screenings:
-            axes.plot(
-                *zip(*self.screenings, strict=True), color="tab:blue", marker="o", markersize=3, label="evaluation"
-            )
+            axes.plot(*_columns(self.screenings), color="tab:blue", marker="o", markersize=3, label="evaluation")
         if self.confirmations:
             axes.scatter(
-                *zip(*self.confirmations, strict=True),
+                *_columns(self.confirmations),
                 color="tab:green",
                 marker="*",
                 s=140,
@@ -69,3 +67,7 @@ class LearningCurve:
         temporary = path.with_suffix(".tmp.png")
         figure.savefig(temporary, dpi=110)
         temporary.replace(path)
+
+
+def _columns(points: list[tuple[int, float]]) -> tuple[list[int], list[float]]:
+    return [version for version, _ in points], [value for _, value in points]

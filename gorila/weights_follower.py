@@ -28,10 +28,16 @@ class WeightsFollower:
         service: the role's.
         targets: whether target weights are wanted too (the learner).
         num_parameters: P of the whole network, or None where the reader has no network of its own.
+        jump: each poll looks at the end of the log and fetches nothing between polls: for a reader that needs a fraction of the snapshots
+            (gorila/weights_sampler.py). A poll then waits for Kafka.
     """
 
-    def __init__(self, service: Service, targets: bool, num_parameters: int | None = None) -> None:
+    def __init__(
+        self, service: Service, targets: bool, num_parameters: int | None = None, *, jump: bool = False
+    ) -> None:
         self._service = service
+        self._jump = jump
+        self._ends_seen: dict[int, int] = {}
         self._targets = targets
         self._topic = service.topic("weights")
         self._shards = service.config.parameter_server.shards
@@ -47,7 +53,7 @@ class WeightsFollower:
             BrokerError: Kafka refuses. (Kafka being away is no error: the view stays as it is.)
         """
         newest: dict[tuple[int, bytes], Received] = {}
-        away = self._last_poll_s is None or time.monotonic() - self._last_poll_s > AWAY_S
+        away = self._jump or self._last_poll_s is None or time.monotonic() - self._last_poll_s > AWAY_S
         if away:
             try:
                 newest = self._find_newest()
@@ -56,7 +62,7 @@ class WeightsFollower:
                     raise
                 self._service.log.warning("weights.not_found", reason=str(error))
                 return False
-        if not newest:
+        if not newest and not self._jump:
             newest = self._drain(timeout_s)
         self._last_poll_s = time.monotonic()
         changed = self._take_all(newest)
@@ -100,7 +106,9 @@ class WeightsFollower:
         starts: dict[tuple[str, int], int] = {}
         for shard in range(self._shards):
             low, high = self._consumer.watermarks(self._topic, shard)
-            end = high
+            if self._jump and self._ends_seen.get(shard) == high:
+                continue
+            self._ends_seen[shard] = end = high
             for back in STEPS_BACK:
                 start = max(low, high - back)
                 found, end = self._read(shard, start, high)
@@ -108,7 +116,7 @@ class WeightsFollower:
                 if start == low or any((record.key or b"").endswith(b"/key") for record in found):
                     break
             starts[self._topic, shard] = end
-        self._consumer.assign(starts)
+        self._consumer.assign({} if self._jump else starts)
         return newest
 
     def _read(self, shard: int, start: int, high: int) -> tuple[list[Received], int]:

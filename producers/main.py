@@ -40,7 +40,7 @@ class View(Protocol):
 
 
 class Follower(Protocol):
-    """Of gorila.weights_follower.WeightsFollower, what an actor needs."""
+    """Of gorila.weights_sampler.WeightsSampler, what an actor needs."""
 
     @property
     def view(self) -> View: ...
@@ -142,7 +142,7 @@ def run_actor(service: Service) -> None:
     from gorila.flow import LagGate
     from gorila.source_loop import SourceLoop
     from gorila.topics import group_name
-    from gorila.weights_follower import WeightsFollower
+    from gorila.weights_sampler import WeightsSampler
 
     now_ms = time.time_ns() // 1_000_000
     epoch = 0 if service.config.run.synchronous else now_ms
@@ -158,7 +158,7 @@ def run_actor(service: Service) -> None:
     if service.config.monitor.metrics_port:
         metrics.serve(service.config.monitor.metrics_host, service.config.monitor.metrics_port)
     service.log.info("actor.start", epoch=epoch, lanes=service.config.actor.lanes, environment=service.facts.id)
-    follower = WeightsFollower(service, targets=False)
+    follower = WeightsSampler(service, service.config.actor.refresh_s)
     try:
         source = ActorSource(service.config, core, follower, metrics)
         SourceLoop(service, source, gates={"transitions": gate}, metrics=metrics).run()
