@@ -9,6 +9,8 @@ Rules of this file:
 4. At every exact multiple of the target period those very weights are emitted as the target record, and no key frame is until the broker has said where that
    record lies: so a reader of a key frame can always load the target of its version.
 5. After a restart nothing but targets is shown until everything read before has been applied again: a reader never sees the shard go back.
+
+Longer than most: what is applied, what is shown and what is checkpointed at a version are one invariant (rules 2-5), best read in one place.
 """
 
 from __future__ import annotations
