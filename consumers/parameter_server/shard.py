@@ -32,7 +32,8 @@ from gorila.errors import BadRecord, InvalidState
 from gorila.messages import CheckpointManifest, Gradient, Message, Weights
 from gorila.processor import Incoming, Outgoing
 
-MAX_STALENESS_VALUES = 1024
+STALENESS_COUNTS = 128
+"""Gradients are counted by staleness 0, 1, 2, …; the last counts all from there on."""
 MAX_PENDING_CHECKPOINTS = 3
 QUIET_S = 2.0
 """A start counts as caught up when nothing came for this long: what is left of the log may be records nobody can decode, which never get here."""
@@ -82,7 +83,7 @@ class Shard:
         self._caught_up_at = caught_up_at
         self._quiet_since_s: float | None = None
         self._codecs: dict[str, Codec] = {}
-        self._staleness: deque[int] = deque(maxlen=MAX_STALENESS_VALUES)
+        self._staleness = np.zeros(STALENESS_COUNTS, np.int32)
         self._published: tuple[int, int] | None = None
         self._next_publish_s = -np.inf
         self._last_rate = learning_rate_at(self._settings, max(0, state.version - 1))
@@ -115,7 +116,7 @@ class Shard:
         if self._staleness_bound and staleness > self._staleness_bound:
             state.dropped_stale += 1
             return outgoing
-        self._staleness.append(staleness)
+        self._staleness[min(max(staleness, 0), STALENESS_COUNTS - 1)] += 1
         self._last_rate = learning_rate_at(self._settings, state.version)
         self._optimizer.update(state.weights, state.moments, values, self._last_rate)
         state.version += 1
@@ -267,8 +268,7 @@ class Shard:
     def _key_frame(self) -> Outgoing:
         state = self.state
         message = self._weights("key", state.target_version, state.target_offset)
-        message.staleness = np.array(self._staleness, np.int32)
-        self._staleness.clear()
+        message.staleness = np.trim_zeros(self._staleness, "b").copy()
         self._published = (state.version, state.gradient_offset)
         return Outgoing("weights", message, f"{state.shard_id}/key".encode(), state.shard_id)
 
