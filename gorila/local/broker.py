@@ -91,8 +91,11 @@ class Broker:
                         f"a broker already runs in {self.folder} on port {running.port}, not {self.port}: "
                         "stop it, or choose another --dir"
                     )
-                self._await_ready(running, time.monotonic() + timeout_s)
-                return self._address(running)
+                try:
+                    self._await_ready(running, time.monotonic() + timeout_s)
+                    return self._address(running)
+                except _Ended:
+                    pass  # it was on its way out, stopped or killed a moment ago
             class_path = java_class_path()
             self.data.check_free(self.min_free_bytes)
             last = read_record(self.data.record_file)
@@ -212,18 +215,22 @@ class Broker:
         while not answers_kafka(record.port):
             ended = child.poll() is not None if child is not None else not is_alive(record)
             if ended:
-                raise self._start_failure("Kafka ended while starting")
+                raise self._start_failure("Kafka ended while starting", _Ended)
             if time.monotonic() > deadline:
                 raise self._start_failure("Kafka does not answer")
             time.sleep(_POLL_S)
 
-    def _start_failure(self, what: str) -> GorilaError:
+    def _start_failure(self, what: str, kind: type[BrokerError] = BrokerError) -> GorilaError:
         tail = self.data.log_tail()
         if "Address already in use" in tail:
             return _PortLost(what)
         if "No space left on device" in tail:
             return self.data.disk_full()
-        return BrokerError(f"{what}; the log {self.data.log_file} ends with\n  {tail or '(nothing)'}")
+        return kind(f"{what}; the log {self.data.log_file} ends with\n  {tail or '(nothing)'}")
+
+
+class _Ended(BrokerError):
+    """The process is gone before it answered."""
 
 
 class _PortLost(BrokerError):

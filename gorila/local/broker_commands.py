@@ -1,16 +1,14 @@
-"""`gorila broker start|stop|status|env` and `gorila kafka TOOL …`."""
+"""`gorila broker start|stop|status|env` and `gorila kafka TOOL …`. The root command turns errors into one line."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from gorila.errors import GorilaError, LocalError
+from gorila.errors import LocalError
 from gorila.local.broker import BOOTSTRAP_VARIABLE, DEFAULT_FOLDER, Broker, BrokerStatus
 from gorila.local.kafka_tools import run_kafka_tool, tool_names
 
@@ -30,42 +28,38 @@ _Port = Annotated[
 @broker_app.command()
 def start(folder: _Folder = DEFAULT_FOLDER, port: _Port = None) -> None:
     """Start the broker and wait until it is ready; if one runs in the folder already, say so."""
-    with _one_line_errors():
-        broker = Broker(folder, port)
-        address = broker.start()
-        state = "ready" if broker.started_here else "already running"
-        typer.echo(f"broker {state} at {address.bootstrap_servers} (pid {address.pid}, data in {address.folder})")
+    broker = Broker(folder, port)
+    address = broker.start()
+    state = "ready" if broker.started_here else "already running"
+    typer.echo(f"broker {state} at {address.bootstrap_servers} (pid {address.pid}, data in {address.folder})")
 
 
 @broker_app.command()
 def stop(folder: _Folder = DEFAULT_FOLDER) -> None:
     """Stop the broker that was started in the folder; its data stays."""
-    with _one_line_errors():
-        broker = Broker(folder)
-        typer.echo(
-            f"broker stopped (data stays in {broker.folder})" if broker.stop() else f"no broker runs in {broker.folder}"
-        )
+    broker = Broker(folder)
+    typer.echo(
+        f"broker stopped (data stays in {broker.folder})" if broker.stop() else f"no broker runs in {broker.folder}"
+    )
 
 
 @broker_app.command()
 def status(folder: _Folder = DEFAULT_FOLDER) -> None:
     """Show address, pid, data folder and uptime; exit code 1 if none runs."""
-    with _one_line_errors():
-        found = _running(folder)
-        state = "ready" if found.answering else "not answering"
-        typer.echo(f"status             {state}")
-        typer.echo(f"bootstrap servers  {found.bootstrap_servers}")
-        typer.echo(f"pid                {found.pid}")
-        typer.echo(f"data               {found.folder}")
-        typer.echo(f"uptime             {_duration(found.uptime_s)}")
-        typer.echo(f"cluster id         {found.cluster_id}")
+    found = _running(folder)
+    state = "ready" if found.answering else "not answering"
+    typer.echo(f"status             {state}")
+    typer.echo(f"bootstrap servers  {found.bootstrap_servers}")
+    typer.echo(f"pid                {found.pid}")
+    typer.echo(f"data               {found.folder}")
+    typer.echo(f"uptime             {_duration(found.uptime_s)}")
+    typer.echo(f"cluster id         {found.cluster_id}")
 
 
 @broker_app.command()
 def env(folder: _Folder = DEFAULT_FOLDER) -> None:
     """Print what a shell needs to use the broker: eval "$(gorila broker env)"."""
-    with _one_line_errors():
-        typer.echo(f"export {BOOTSTRAP_VARIABLE}={shlex.quote(_running(folder).bootstrap_servers)}")
+    typer.echo(f"export {BOOTSTRAP_VARIABLE}={shlex.quote(_running(folder).bootstrap_servers)}")
 
 
 def add_kafka_command(app: typer.Typer) -> None:
@@ -82,8 +76,7 @@ def add_kafka_command(app: typer.Typer) -> None:
         if not words or words[0] in ("--help", "-h"):
             typer.echo(f"Usage: gorila kafka TOOL [ARGUMENTS …]\n\nTools: {tool_names()}")
             raise typer.Exit(0 if words else 2)
-        with _one_line_errors():
-            raise typer.Exit(run_kafka_tool(words[0], words[1:]))
+        raise typer.Exit(run_kafka_tool(words[0], words[1:]))
 
 
 def _running(folder: Path) -> BrokerStatus:
@@ -98,12 +91,3 @@ def _duration(seconds: float) -> str:
     minutes, whole = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {whole} s" if minutes else f"{whole} s"
-
-
-@contextmanager
-def _one_line_errors() -> Iterator[None]:
-    try:
-        yield
-    except GorilaError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(error.exit_code) from None

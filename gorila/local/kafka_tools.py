@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from gorila.errors import UsageError
 from gorila.local.broker import BOOTSTRAP_VARIABLE, DEFAULT_FOLDER, Broker
@@ -16,17 +17,22 @@ from gorila.local.classpath import java_class_path
 
 @dataclass(frozen=True)
 class Tool:
-    """A main class, and where it takes --bootstrap-server: before its other words, after them, or not at all."""
+    """A main class, where it takes --bootstrap-server (before its other words, after them, not at all), and its kind.
+
+    heavy: runs long enough for the JVM's optimising compiler. bare: does its work without any words; the others
+    answer with their help.
+    """
 
     main_class: str
-    bootstrap: str = "first"
+    bootstrap: Literal["first", "last", "none"] = "first"
     heavy: bool = False
+    bare: bool = False
 
 
 _TOOLS = "org.apache.kafka.tools."
 KAFKA_TOOLS: Mapping[str, Tool] = {
     "acls": Tool(_TOOLS + "AclCommand"),
-    "broker-api-versions": Tool(_TOOLS + "BrokerApiVersionsCommand"),
+    "broker-api-versions": Tool(_TOOLS + "BrokerApiVersionsCommand", bare=True),
     "client-metrics": Tool(_TOOLS + "ClientMetricsCommand"),
     "cluster": Tool(_TOOLS + "ClusterTool", bootstrap="last"),
     "configs": Tool("kafka.admin.ConfigCommand"),
@@ -104,7 +110,12 @@ def tool_arguments(tool: Tool, args: Sequence[str], *, folder: Path | str = DEFA
     names_broker = any(
         word.startswith(("--bootstrap-", "--broker-list")) or "bootstrap.servers=" in word for word in words
     )
-    if tool.bootstrap == "none" or not words or names_broker or {"--help", "-h", "--version"} & set(words):
+    if (
+        tool.bootstrap == "none"
+        or not (words or tool.bare)
+        or names_broker
+        or {"--help", "-h", "--version"} & set(words)
+    ):
         return words
     option = ["--bootstrap-server", _bootstrap_servers(folder)]
     return words + option if tool.bootstrap == "last" else option + words
