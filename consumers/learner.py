@@ -308,6 +308,7 @@ class Learner:
             gradient_norm=computed.gradient_norm,
             rejected=rejected,
             busy_fraction=self._busy_fraction(began_s),
+            round_trip_ms=self._round_trip_ms,
         )
 
     def _busy_fraction(self, began_s: float) -> float:

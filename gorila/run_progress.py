@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 from gorila.messages import Episode, Evaluation, Message, Priorities, ReplayStats, Weights
 
 RECENT = 100
+ROUND_TRIPS = 20_000
 
 
 @dataclass
@@ -24,6 +26,7 @@ class RunProgress:
     loss: float = math.nan
     gradient_norm: float = math.nan
     busy_fraction: dict[str, float] = field(default_factory=dict)
+    round_trips_ms: deque[float] = field(default_factory=lambda: deque(maxlen=ROUND_TRIPS))
     new_share: float = math.nan
     replay_waits_for: str = ""
     replay_bytes: int = 0
@@ -45,6 +48,8 @@ class RunProgress:
             self.updates = max(self.updates, message.version)
             self.loss, self.gradient_norm = message.loss, message.gradient_norm
             self.busy_fraction[message.learner_id] = message.busy_fraction
+            if message.round_trip_ms >= 0:
+                self.round_trips_ms.append(message.round_trip_ms)
         elif isinstance(message, Episode):
             self._take_episode(message)
         elif isinstance(message, Evaluation):
@@ -101,6 +106,11 @@ class RunProgress:
         if total.sum() == 0:
             return None
         return float(np.searchsorted(np.cumsum(total), percent / 100 * total.sum()))
+
+    @property
+    def round_trip_ms_p50(self) -> float | None:
+        """From a gradient's emission to the learner reading weights that include it; over the newest 20,000."""
+        return float(np.median(self.round_trips_ms)) if self.round_trips_ms else None
 
     @property
     def result(self) -> Evaluation | None:

@@ -28,6 +28,7 @@ class Summary:
     samples_per_insert: float | None
     staleness_p50: float | None
     staleness_p99: float | None
+    round_trip_ms_p50: float | None
     bytes_per_transition: float | None
     dead_letters: int
     restarts: int
@@ -79,6 +80,7 @@ def summarise(
         samples_per_insert=_rounded(progress.samples / progress.env_steps, 3) if progress.env_steps else None,
         staleness_p50=progress.staleness_percentile(50),
         staleness_p99=progress.staleness_percentile(99),
+        round_trip_ms_p50=_rounded(progress.round_trip_ms_p50, 2),
         bytes_per_transition=_rounded(bytes_per_transition, 1),
         dead_letters=dead_letters,
         restarts=restarts,
