@@ -210,15 +210,19 @@ class World:
         return Counter((int(answer.actor_id), answer.lane_steps_total) for answer in episodes)
 
 
+def live_until_killed(world: World, life: Life) -> None:
+    life.runtime.open()
+    for number in range(RECORDS):
+        world.write(number)
+        life.turns(world.wait_s, lambda wanted=number + 1: len(life.relay.taken) >= wanted)  # type: ignore[misc]
+    life.turns(world.wait_s, lambda: False)
+
+
 def die_and_resume(world: World, death: str, spared: int) -> None:
     everything = [(number % PARTITIONS, number // PARTITIONS) for number in range(RECORDS)]
     first = Life(world.cluster, world.run, Fate(death, spared))
     with pytest.raises(Killed):
-        first.runtime.open()
-        for number in range(RECORDS):
-            world.write(number)
-            first.turns(world.wait_s, lambda wanted=number + 1: len(first.relay.taken) >= wanted)  # type: ignore[misc]
-        first.turns(world.wait_s, lambda: False)
+        live_until_killed(world, first)
     if isinstance(world.cluster, MemoryCluster):
         world.cluster.kill_clients()
     written = sum(end for _, end in (_watermarks(world, p) for p in range(PARTITIONS)))
@@ -250,7 +254,7 @@ def die_and_resume(world: World, death: str, spared: int) -> None:
     # A checkpoint that is in the log counts only records whose answers are there.
     checkpoints = [c.version for c in world.read("checkpoints") if isinstance(c, CheckpointLedger)]
     assert checkpoints
-    assert world.committed() == {p: RECORDS // PARTITIONS for p in range(PARTITIONS)}
+    assert world.committed() == dict.fromkeys(range(PARTITIONS), RECORDS // PARTITIONS)
     second.runtime.close()
     first.runtime.close()
 
