@@ -60,7 +60,7 @@ def format_value(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
     text = str(value)
-    plain = text and not any(c.isspace() or c in '"=' or not c.isprintable() for c in text)
+    plain = text and text[0] != '"' and not any(c.isspace() or c == "=" or not c.isprintable() for c in text)
     return text if plain else json.dumps(text, ensure_ascii=False)
 
 

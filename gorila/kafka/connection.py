@@ -27,6 +27,7 @@ LATER = AWAY | {
     KafkaError.LEADER_NOT_AVAILABLE,
     KafkaError.NOT_LEADER_FOR_PARTITION,
     KafkaError.REQUEST_TIMED_OUT,
+    KafkaError.CONCURRENT_TRANSACTIONS,
 }
 
 
@@ -56,10 +57,11 @@ class Link:
 
 
 class _StateChangesOnly(logging.Filter):
-    """librdkafka repeats itself at every retry; `Link` already says it once."""
+    """librdkafka repeats itself at every retry; `Link` already says it once. What it says of sessions and fencing passes."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        return not any(word in record.getMessage() for word in ("FAIL", "ERROR", "CONFWARN", "MAXPOLL_SKIP"))
+        """Whether the line is shown."""
+        return record.getMessage().split(" ", 1)[0] not in ("FAIL", "ERROR", "CONFWARN", "GETPID", "REQTMOUT")
 
 
 library_log = logging.getLogger("gorila.librdkafka")

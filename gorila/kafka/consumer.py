@@ -229,8 +229,13 @@ class Consumer:
     def seek(self, topic: str, partition: int, offset: int) -> None:
         """Go on reading an assigned partition at `offset`. Raises BrokerError when it is not assigned."""
         self._ends.pop((topic, partition), None)
+        mark = TopicPartition(topic, partition, offset)
+        if (topic, partition) not in self.assignment():
+            raise BrokerError(f"seek in {topic} partition {partition}, which is not assigned")
         try:
-            self._consumer.seek(TopicPartition(topic, partition, offset))
+            # librdkafka's own seek is refused while a partition is not being fetched: just assigned, or just out of range.
+            self._consumer.incremental_unassign([mark])
+            self._consumer.incremental_assign([mark])
         except KafkaException as error:
             raise BrokerError(f"seek in {topic} partition {partition}: {error.args[0].str()}") from None
 

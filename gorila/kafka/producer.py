@@ -35,6 +35,8 @@ class Producer:
             "queue.buffering.max.messages": 100_000,
             # Kafka may be away for long: what was accepted stays in the bounded queue until it is back.
             "message.timeout.ms": 0,
+            # A topic that does not exist is an error this soon; those of a run were seen by all before it began.
+            "topic.metadata.propagation.max.ms": 5_000,
         }
         if transactional_id:
             extra |= {
@@ -74,7 +76,7 @@ class Producer:
             self._failed = self._failed or too_large(
                 message.topic(), len(message.value() or b""), "the topic's max.message.bytes"
             )
-        elif error.code() != KafkaError._PURGE_QUEUE or self._failed is None:
+        elif error.code() not in (KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT):  # purged: aborted, or closing
             where = f"{message.topic()} partition {message.partition()}"
             self._failed = self._failed or BrokerError(
                 f"Kafka at {self._cluster.bootstrap_servers}: a record for {where} failed: {error.str()}"
@@ -137,11 +139,21 @@ class Producer:
         deadline = time.monotonic() + timeout_s
         left = len(self._producer)
         while left:
-            left = self._producer.flush(max(0.0, min(SLICE_S, deadline - time.monotonic())))
+            left = self._flush(max(0.0, min(SLICE_S, deadline - time.monotonic())))
             self._check()
             if time.monotonic() >= deadline:
                 break
         return left
+
+    def _flush(self, timeout_s: float) -> int:
+        try:
+            left: int = self._producer.flush(timeout_s)
+            return left
+        except KafkaException as error:  # fatal: nothing more will be sent
+            self._link.fatal = BrokerError(
+                f"Kafka at {self._cluster.bootstrap_servers} refuses {self._link.name}: {error.args[0].str()}"
+            )
+            return len(self._producer)
 
     def begin(self) -> None:
         """Start a transaction (transactional producers only)."""
@@ -154,14 +166,15 @@ class Producer:
         )
 
     def abort_transaction(self, timeout_s: float = 30.0) -> None:
-        """Drop the records since `begin`. Raises BrokerError."""
+        """Drop the records since `begin`, those that failed too. Raises BrokerError."""
+        self._failed = None
         patiently(
             self._producer.abort_transaction, self._cluster.bootstrap_servers, "aborting a transaction", timeout_s
         )
 
     def close(self, timeout_s: float = 3.0) -> None:
         """Flush what can be flushed; never raises for what cannot (it was not acknowledged, and its sender knows)."""
-        self._producer.flush(min(timeout_s, SLICE_S) if self._failed else timeout_s)
+        self._flush(min(timeout_s, SLICE_S) if self._failed else timeout_s)
         self._producer.purge()
         self._producer.poll(0)
 

@@ -58,6 +58,8 @@ def test_stdlib_arguments_and_extra_are_taken_too(tmp_path: Path):
         (2.5, "2.5"),
         (None, "None"),
         ({1: 2}, '"{1: 2}"'),
+        ('{"a":1}', '{"a":1}'),
+        ('"a"', '"\\"a\\""'),
     ],
 )
 def test_a_value_is_bare_where_that_is_unambiguous(value: object, text: str):

@@ -72,7 +72,7 @@ def test_a_mistake_is_one_line_naming_the_key_the_value_and_what_is_allowed(sets
 def test_a_mistake_in_the_environment_is_named_like_one_on_the_command_line():
     with pytest.raises(ConfigError, match=r"learner\.batch_size = 'x'"):
         load_config("cartpole", [], {"GORILA__LEARNER__BATCH_SIZE": "x"})
-    with pytest.raises(UsageError, match="learner.batchsize is not a configuration key"):
+    with pytest.raises(UsageError, match=r"learner\.batchsize is not a configuration key"):
         load_config("cartpole", [], {"GORILA__LEARNER__BATCHSIZE": "1"})
 
 
