@@ -136,8 +136,17 @@ class Metrics:
         self._fixed = {"role": role, "run": run, "process": process}
         self._registry = CollectorRegistry()
         self._made: dict[str, Collector] = {}
+        # Looking a child up by its labels takes prometheus_client several microseconds; the loops count every record.
+        self._children: dict[tuple[str, str, tuple[tuple[str, str], ...]], Counter | Gauge | Histogram] = {}
 
     def _child(self, name: str, kind: str, labels: dict[str, str]) -> Counter | Gauge | Histogram:
+        key = (name, kind, tuple(labels.items()))
+        child = self._children.get(key)
+        if child is None:
+            child = self._children[key] = self._find(name, kind, labels)
+        return child
+
+    def _find(self, name: str, kind: str, labels: dict[str, str]) -> Counter | Gauge | Histogram:
         metric = BY_NAME[name]
         if metric.kind != kind or set(labels) != set(metric.labels):
             raise KeyError(

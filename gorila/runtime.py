@@ -135,6 +135,7 @@ class Runtime:
         began_s = self._clock()
         handed = 0
         for reader in self._readers:
+            before = handed
             # `wants` is asked again before each record: what a role no longer wants stays in the backlog.
             while reader.backlog and self._wanted(reader) and not self.service.stop.is_set():
                 received = reader.backlog.popleft()
@@ -146,8 +147,10 @@ class Runtime:
                 # 3. Process.
                 outgoing = self._process(incoming, received)
                 # 4. Produce.
-                if self._emission.emit(outgoing):
+                if outgoing and self._emission.emit(outgoing):
                     self._emission.serve()
+            if handed > before:
+                self.metrics.count("records_read_total", handed - before, topic=reader.topic)
         if not self._emission.held:
             self._emission.emit(self.processor.tick(self._clock()))
         if arrived:
@@ -214,7 +217,6 @@ class Runtime:
     # ---- 2. decode, 3. process
 
     def _decode(self, reader: InputReader, received: Received) -> Incoming | None:
-        self.metrics.count("records_read_total", topic=reader.topic)
         try:
             message = self.service.schemas.decode(received.value)
         except BadRecord as error:
