@@ -105,6 +105,7 @@ class Learner:
         self._loaded: tuple[int, ...] | None = None
         self._loaded_target: tuple[int, ...] | None = None
         self._last_record_s = self._clock() if self._clock else 0.0
+        self._round_trip_ms = -1.0
 
     @property
     def orphan_parts(self) -> int:
@@ -118,7 +119,7 @@ class Learner:
         message = record.message
         if isinstance(message, Weights):
             self.view.take(message)
-            self.in_flight.covered_by(self.view.gradient_offsets)
+            self._note_round_trips(self.in_flight.covered_by(self.view.gradient_offsets))
         elif isinstance(message, Batch):
             self._judge(message)
             self._tracker.take(record)
@@ -173,7 +174,7 @@ class Learner:
         """A shard's gradient is in the log."""
         if isinstance(record.message, Gradient):
             self.in_flight.acknowledged(record.tag, record.message.shard_id, offset)
-            self.in_flight.covered_by(self.view.gradient_offsets)
+            self._note_round_trips(self.in_flight.covered_by(self.view.gradient_offsets))
 
     def wants(self, topic: str) -> bool:
         """Always weights; batches while fewer than BATCHES_AHEAD wait."""
@@ -251,7 +252,7 @@ class Learner:
         return out
 
     def _out(self, identity: Identity, gradients: Iterable[Gradient]) -> list[Outgoing]:
-        self.in_flight.add(identity)
+        self.in_flight.add(identity, self._clock() if self._clock else None)
         return [
             Outgoing(
                 "gradients", gradient, key=str(gradient.shard_id).encode(), partition=gradient.shard_id, tag=identity
@@ -310,6 +311,10 @@ class Learner:
             busy_fraction=self._busy_fraction(began_s),
             round_trip_ms=self._round_trip_ms,
         )
+
+    def _note_round_trips(self, sent_s: list[float]) -> None:
+        if sent_s and self._clock is not None:
+            self._round_trip_ms = (self._clock() - max(sent_s)) * 1000
 
     def _busy_fraction(self, began_s: float) -> float:
         if self._clock is None:
