@@ -17,7 +17,7 @@ from gorila.compression import codec
 from gorila.messages import Batch
 from gorila.network import build_network, load_flat
 from gorila.observations import ObservationBlock, gather_stack, inflate
-from gorila.processor import Processor
+from gorila.processor import Incoming, Outgoing, Processor
 from gorila.weights import WeightsView
 from tests.processors.learning_loop import CARTPOLE, CATCH, LearningLoop, make_batch, make_weights, small_config
 
@@ -547,3 +547,25 @@ def test_a_checkpoint_that_cannot_be_read_is_no_checkpoint(tmp_path: Path) -> No
     assert not learner_checkpoint.restore(path, "test", learner, residual_too=True)
     path.write_bytes(b"\xff" * 100)
     assert not learner_checkpoint.restore(path, "test", learner, residual_too=True)
+
+
+def test_the_round_trip_is_from_a_gradients_emission_to_weights_that_include_it() -> None:
+    config = small_config(learner={"max_in_flight": 2})
+    now_s = [10.0]
+    loop = LearningLoop(config)
+    learner = Learner(config, CARTPOLE, "learner-0", loop.learner.view, MemoryOutbox(), clock=lambda: now_s[0])
+    loop.show(make_weights(loop.initial, 0, kind="target"), make_weights(loop.initial, 0))
+
+    def update(number: int) -> list[Outgoing]:
+        for part, message in enumerate(make_batch(number, config)):
+            learner.process(Incoming("batches", 0, 2 * number + part, 0, None, message))
+        return list(learner.tick(now_s[0]))
+
+    gradient, first = update(0)
+    learner.delivered(gradient, 0, 7)
+    now_s[0] = 10.004
+    learner.process(Incoming("weights", 0, 0, 0, b"0/key", make_weights(loop.initial, 1, gradient_offset=6)))
+    now_s[0] = 10.005
+    learner.process(Incoming("weights", 0, 0, 0, b"0/key", make_weights(loop.initial, 2, gradient_offset=7)))
+    told = [first, update(1)[-1], update(2)[-1]]
+    assert [record.message.round_trip_ms for record in told] == pytest.approx([-1.0, 5.0, 5.0])  # type: ignore[union-attr]
