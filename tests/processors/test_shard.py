@@ -263,7 +263,9 @@ def test_a_snapshot_covers_all_that_a_poll_brought_and_counts_gradients_by_stale
     assert frame.staleness.tolist() == [2, 2, 0, 1]
     bench.feed(5)
     [frame] = bench.tick()
-    assert frame.staleness.tolist() == [3, 2, 0, 1], "counted since the process started: any one snapshot tells the whole distribution"
+    assert frame.staleness.tolist() == [3, 2, 0, 1], (
+        "counted since the process started: any one snapshot tells the whole distribution"
+    )
 
 
 def test_staleness_counts_are_bounded_and_the_last_counts_all_beyond() -> None:
