@@ -9,7 +9,8 @@ Rules of this file:
 4. A file of another run, or of another number of parameters, is not ours: it is put aside as `….old`, never read.
 
 Layout: two slots of equal size; each a header (`HEADER`: magic, sequence, checksum, body bytes, batch partition, batch offset, number of
-records, residual bytes, crc32 of the run's name, P), then the body: the residual, and per shard a length and the encoded Gradient record.
+records, residual bytes, crc32 of the run's name, P), then the body: the residual, and per shard the Gradient record without its payload and the payload, each
+after its length.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ class Outbox:
         self._schemas = schemas
         self._run_hash = zlib.crc32(run.encode())
         self._num_parameters = num_parameters
-        body = 8 * num_parameters + shards * (RECORD_SLACK + LENGTH.size)
+        body = 8 * num_parameters + shards * (RECORD_SLACK + 2 * LENGTH.size)
         self._slot_bytes = (HEADER.size + body + 2 * ALIGN) // 4096 * 4096 + 4096
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -120,8 +121,10 @@ class Outbox:
         pieces: list[bytes | memoryview] = []
         if slot.residual is not None:
             pieces.append(slot.residual.astype("<f4", copy=False).view(np.uint8).data)
-        for record in (self._schemas.encode(gradient) for gradient in slot.gradients):
-            pieces += [LENGTH.pack(len(record)), record]
+        for gradient in slot.gradients:
+            # The payload beside its record: Avro would copy megabytes twice to put it inside.
+            for string in (self._schemas.encode(replace(gradient, payload=b"")), gradient.payload):
+                pieces += [LENGTH.pack(len(string)), string]
         body_bytes = sum(len(piece) for piece in pieces)
         padded = -(-body_bytes // ALIGN) * ALIGN
         if HEADER.size + padded > self._slot_bytes:
@@ -172,12 +175,16 @@ class Outbox:
             body = bytes(view)
         residual = np.frombuffer(body, dtype="<f4", count=parameters).copy() if residual_bytes else None
         position = residual_bytes
-        gradients = []
-        for _ in range(count):
+        strings = []
+        for _ in range(2 * count):
             (length,) = LENGTH.unpack_from(body, position)
             position += LENGTH.size
-            gradients.append(self._schemas.expect(body[position : position + length], Gradient))
+            strings.append(body[position : position + length])
             position += length
+        gradients = [
+            replace(self._schemas.expect(record, Gradient), payload=payload)
+            for record, payload in zip(strings[::2], strings[1::2], strict=True)
+        ]
         return sequence, Slot(partition, offset, residual, tuple(gradients))
 
     def close(self) -> None:

@@ -133,7 +133,8 @@ class Batch:
         frame_bytes = first.inflated_bytes // first.count
         frames = 0
         for block in self.blocks:
-            _require(block.shape == first.shape and block.dtype == first.dtype, "blocks of different shape or dtype")
+            if block.shape != first.shape or block.dtype != first.dtype:
+                raise BadRecord("blocks of different shape or dtype")
             # A hundred blocks a batch: what has passed for the first is not asked again, `check` is for those that fail.
             count, size, codec = block.count, block.count * frame_bytes, block.codec
             sound = 0 < count <= MAX_FRAMES and size <= MAX_INFLATED_BYTES and codec in CODECS
