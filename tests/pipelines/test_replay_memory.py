@@ -170,6 +170,23 @@ def test_no_window_or_stack_reaches_over_a_lanes_gap_a_restart_or_another_lane()
         assert sampleable(held, ring) == {(0, row) for row in range(7)} | {(1, row) for row in range(3, 7)}
 
 
+@pytest.mark.parametrize(("first_block", "missing"), [(6, "is_first"), (5, "is_last")])
+def test_blocks_that_contradict_each_other_are_not_joined(first_block: int, missing: str) -> None:
+    """An actor that loses a flag between blocks: no stack over the final observation, no window over the termination."""
+    held = memory(stack=3, n=2)
+    ring = held.open(0, 0)
+    lane = LaneWriter().episode(5).episode(20)
+    if missing == "is_last":
+        del lane.rows[5]  # the final observation
+        lane.rows[5].first = False
+    else:
+        lane.rows[6].first = False
+    fill(held, ring, lane.blocks(first_block, 10))
+    assert sampleable(held, ring) == {(0, row) for row in range(5 if missing == "is_first" else 3)} | {
+        (1, row) for row in range(2, 8)
+    }
+
+
 def test_evicting_a_block_takes_only_the_rows_whose_stack_reaches_into_it() -> None:
     held = memory(capacity=20, stack=4, n=1)
     ring = held.open(0, 0)

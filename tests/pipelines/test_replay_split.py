@@ -357,6 +357,21 @@ def test_inserts_anywhere_earn_every_split_its_share_of_the_ratio() -> None:
     assert drawn * 32 == pytest.approx(8.0 * inserts, rel=0.15)
 
 
+def test_totals_restored_as_if_alone_are_bounded_when_another_split_shows_up() -> None:
+    """Alone or not is only known later: of two splits, one may have drawn for the other's inserts, and must not wait for ever to even out."""
+    lost, other = split("replay-0"), split("replay-1")
+    feed(lost, 0, lane_blocks(0, 4))
+    feed(other, 1, lane_blocks(1, 4))
+    stats = lost.stats(1)
+    stats.samples_total = 10**6
+    again = split("replay-0")
+    again.restore_totals(stats)
+    feed(again, 0, lane_blocks(0, 4), new=False)
+    assert again.rates.error < 0
+    again.other_split(other.stats(2))
+    assert again.rates.error == 0.0
+
+
 def test_an_actor_that_moved_is_counted_once() -> None:
     old, new, third = split("replay-0"), split("replay-1"), split("replay-2")
     feed(old, 0, lane_blocks(0, 10))
