@@ -55,7 +55,8 @@ class Input:
 
 
 class InputReader:
-    """One input, open. `backlog` is what was polled and not yet handed in.
+    """One input, open. `backlog` is what was polled and not yet handed in; `owned` the partitions it may commit; `refused` whether a commit was refused
+    since somebody last looked (and set it back).
 
     Args:
         on_assigned, on_revoked: told {(logical topic, partition): start offset} and [(logical topic, partition)]; run inside `poll`.
@@ -78,6 +79,8 @@ class InputReader:
         self._paused: list[Partition] = []
         self._polled_s = time.monotonic()
         self._refused = 0
+        self.refused = False
+        self.owned: set[int] = set()
         group = (spec.group or service.group) if self.commits else None
         if spec.how == "group":
             self._consumer: ConsumerPort = service.cluster.consumer(
@@ -132,6 +135,7 @@ class InputReader:
             )
 
     def _tell_assigned(self, starts: Mapping[Partition, int]) -> None:
+        self.owned |= {partition for _, partition in starts}
         self._on_assigned({(self.topic, partition): offset for (_, partition), offset in starts.items()})
 
     def _assigned(self, partitions: list[Partition]) -> Mapping[Partition, int]:
@@ -150,7 +154,8 @@ class InputReader:
         self.backlog = deque(record for record in self.backlog if record.partition not in went)
         self._paused = [place for place in self._paused if place[1] not in went]
         self._on_revoked(self, [(self.topic, partition) for partition in sorted(went)])
-        self._count_refused()
+        self.owned -= went
+        self.count_refused()
 
     def poll(self, timeout_s: float) -> int:
         """Add what is there to the backlog, waiting at most `timeout_s` for a first record; how many came. Raises OffsetGone, BrokerError."""
@@ -207,15 +212,17 @@ class InputReader:
             {(self._full, partition): offset for partition, offset in offsets.items()}, OWN_COMMIT, wait
         )
         self._metrics.count("commits_total")
-        self._count_refused()
+        self.count_refused()
 
-    def _count_refused(self) -> None:
+    def count_refused(self) -> None:
+        """Look for answers to asynchronous commits."""
         refused = self._consumer.refused_commits
         if refused > self._refused:
             self._metrics.count("commit_errors_total", refused - self._refused)
             self._refused = refused
+            self.refused = True
 
     def close(self) -> None:
         """Give the consumer back; answers to asynchronous commits are counted first."""
-        self._count_refused()
+        self.count_refused()
         self._consumer.close()

@@ -273,9 +273,17 @@ class Runtime:
         self._commit(mark.positions)
 
     def _commit(self, positions: Mapping[Partition, int], *, wait: bool = False) -> None:
+        for reader in self._readers:
+            reader.count_refused()
+            if reader.refused:
+                # Refused for a while (a coordinator that moved) or for good (not ours any more, then it is not `owned`): say it again.
+                reader.refused = False
+                self._committed = {
+                    place: offset for place, offset in self._committed.items() if place[0] != reader.topic
+                }
         changed = {place: offset for place, offset in positions.items() if self._committed.get(place) != offset}
         for reader in self._readers:
-            mine = {partition: offset for (topic, partition), offset in changed.items() if topic == reader.topic}
+            mine = {p: offset for (topic, p), offset in changed.items() if topic == reader.topic and p in reader.owned}
             if mine and reader.commits:
                 reader.commit(mine, wait=wait)
         self._committed.update(changed)

@@ -238,6 +238,17 @@ def test_a_commit_for_a_partition_lost_meanwhile_is_swallowed_and_counted() -> N
     assert driver.runtime.metrics.value("commit_errors_total") == 1
 
 
+def test_a_commit_that_was_refused_is_made_again_although_nothing_new_came() -> None:
+    driver = ProcessorTestDriver(Relay, EPISODES)
+    driver.feed("episodes", episode(0))
+    driver.commit()
+    driver.cluster.offsets.clear()
+    reader = driver.runtime._readers[0]
+    reader._consumer.refused_commits += 1
+    driver.commit()
+    assert driver.committed("episodes") == 1
+
+
 def test_an_offset_an_operator_wrote_is_obeyed() -> None:
     driver = ProcessorTestDriver(Relay, EPISODES)
     driver.feed("episodes", *(episode(n) for n in range(5)))
