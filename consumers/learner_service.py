@@ -20,6 +20,7 @@ from consumers.outbox import Outbox
 from consumers.prefetch import Prefetch
 from gorila.flow import LagGate
 from gorila.kafka import Received
+from gorila.metrics import Metrics
 from gorila.network import build_network
 from gorila.processor import Incoming, Outgoing
 from gorila.runtime import Input, Runtime
@@ -61,6 +62,7 @@ class ServedLearner(Learner):
     """A learner that leaves a local checkpoint every `checkpoint_interval_s`, at a moment when its gradients are acknowledged."""
 
     service: Service
+    metrics: Metrics
     checkpoint_path: Path
     checkpoint_due_s: float
 
@@ -70,7 +72,18 @@ class ServedLearner(Learner):
         if now_s >= self.checkpoint_due_s:
             self.checkpoint_due_s = now_s + self.service.config.learner.checkpoint_interval_s
             learner_checkpoint.save(self.checkpoint_path, self.service.run, self)
+        self._show()
         return ()
+
+    def _show(self) -> None:
+        counts, metrics = self.counts, self.metrics
+        metrics.gauge("learner_updates", counts.updates)
+        refused = {"rejected": counts.rejected, "skipped": counts.skipped_batches, "bad": counts.bad_batches}
+        for why, number in refused.items():
+            metrics.gauge("learner_batches_refused", number, why=why)
+        metrics.gauge("learner_orphan_parts", self.orphan_parts)
+        metrics.gauge("codec_values", self.writer.saturated, what="saturated")
+        metrics.gauge("codec_values", self.writer.underflowed, what="underflowed")
 
 
 def run_learner(service: Service) -> None:
@@ -108,6 +121,9 @@ def run_learner(service: Service) -> None:
         look_again=lambda: _look_for_weights(service, view),
     )
     learner.service = service
+    learner.metrics = Metrics(service.role, service.run, service.name)
+    if config.monitor.metrics_port:
+        learner.metrics.serve(config.monitor.metrics_host, config.monitor.metrics_port)
     learner.checkpoint_path = folder / f"{service.name}.safetensors"
     learner.checkpoint_due_s = started_s + config.learner.checkpoint_interval_s
     lost = learner.writer.residual_lost
@@ -130,6 +146,7 @@ def run_learner(service: Service) -> None:
         gates={"gradients": GradientGate(service)},
         commit_interval_s=config.learner.commit_interval_ms / 1000,
         tick_interval_s=TICK_INTERVAL_S,
+        metrics=learner.metrics,
     )
     try:
         runtime.run()
