@@ -16,6 +16,7 @@ import pytest
 from gorila.codec import Schemas
 from gorila.inputs import Input
 from gorila.kafka import Cluster, NewTopic, Received
+from gorila.local.broker import BrokerAddress
 from gorila.messages import CheckpointLedger, Episode, Message
 from gorila.ports import ClusterPort
 from gorila.processor import Incoming, Outgoing
@@ -279,12 +280,8 @@ def test_after_a_death_at_any_step_exactly_the_uncommitted_records_are_handled_a
 @pytest.mark.parametrize(
     "death", ["3 after process", "4 after produce", "6 before snapshot", "7 before commit", "7 after commit"]
 )
-def test_the_same_on_a_real_broker(broker: Any, death: str, request: pytest.FixtureRequest) -> None:
+def test_the_same_on_a_real_broker(broker: BrokerAddress, run_name: str, death: str) -> None:
     cluster = Cluster(broker.bootstrap_servers)
-    run = "abort-" + "".join(c if c.isalnum() else "-" for c in death)
     names = {"episodes": PARTITIONS, "priorities": 1, "checkpoints": 1}
-    cluster.admin().create_topics([NewTopic(f"{run}.{name}", count, 1, {}) for name, count in names.items()])
-    try:
-        die_and_resume(World(cluster, run), death, 1)
-    finally:
-        cluster.admin().delete_topics([f"{run}.{name}" for name in names])
+    cluster.admin().create_topics([NewTopic(f"{run_name}.{name}", count, 1, {}) for name, count in names.items()])
+    die_and_resume(World(cluster, run_name), death, 1)
