@@ -6,7 +6,6 @@ where the episode terminated, so that the discount is 0). `ahead` 0 means: not s
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 
 from gorila.messages import F32, F64, I32, I64
@@ -20,7 +19,7 @@ POSITIONS = 1 << 20  # blocks in one record at most, by far
 _LARGEST_F32 = float(np.finfo(np.float32).max)
 
 # The one stacking rule (gorila/observations.py), compiled: actor, learner and pipeline cannot disagree.
-_frame_indices = numba.njit(cache=True)(frame_indices)
+_frame_indices = compiled(frame_indices)
 
 
 @compiled

@@ -51,14 +51,6 @@ def set_leaves(nodes: F64, base: int, starts: I64, slots: I64, values: F64) -> N
 
 
 @compiled
-def clear_leaves(nodes: F64, base: int, starts: I64, slots: I64) -> None:
-    """Set leaves to 0."""
-    for i in range(len(slots)):
-        nodes[base + slots[i]] = 0.0
-    _recompute(nodes, base, starts, slots)
-
-
-@compiled
 def descend(nodes: F64, base: int, starts: I64, level: int, index: int, x: float) -> int:
     """The leaf below node `index` of `level` at cumulative mass x. Never a leaf of 0 (as long as the node itself is positive):
     where rounding carries x past the end, the last positive child is taken."""
