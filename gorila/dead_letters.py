@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from gorila.errors import GorilaError, RunError
+from gorila.errors import BrokerError, GorilaError, RunError
 from gorila.kafka import Cluster, Producer, Received
 
 MOST = 10_000
@@ -71,14 +71,16 @@ class DeadLetters:
 
         Raises:
             RunError: above the limit; the record itself was sent.
-            BrokerError: refused.
+            BrokerError: refused, or not acknowledged: nothing after it may be committed.
         """
         if self._producer is None:
             self._producer = self._cluster.producer()
         class_name = type(reason).__name__ if isinstance(reason, GorilaError) else "BadRecord"
         headers = headers_of(received, str(reason), stage, class_name, self._role, self._index)
         self._producer.send(self._topic, received.value, key=received.topic.encode(), headers=headers)
-        self._producer.flush(ACKNOWLEDGED_S)
+        if self._producer.flush(ACKNOWLEDGED_S):
+            # The offset must not move past a record whose only copy is in this process.
+            raise BrokerError(f"a dead letter of {received.topic} was not acknowledged within {ACKNOWLEDGED_S:.0f} s")
         why = self._limit.count(received.topic, received.partition, received.offset)
         if why:
             raise RunError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -86,18 +86,23 @@ def open_service(
     bootstrap_servers: str = "",
     sets: Sequence[str] = (),
     run_dir: Path | None = None,
+    *,
+    terminal: bool = True,
+    environ: Mapping[str, str] | None = None,
 ) -> Service:
     """Read the run's record and make ready for its role.
 
     Args:
         bootstrap_servers: empty: from `kafka.bootstrap_servers` of the environment or `sets`.
         sets: `key=value` strings; keys that are the run's own must agree with it.
+        terminal: whether the log goes to stderr too.
+        environ: where GORILA__ variables are; None: this process's.
 
     Raises:
         RunError: unknown run (naming those that exist), or a key contradicts it (naming the key).
         UsageError, BrokerError.
     """
-    local = local_kafka(sets)
+    local = local_kafka(sets, environ)
     servers = bootstrap_servers or local.bootstrap_servers
     if not servers and not local.client_properties:
         raise UsageError("no Kafka given: --bootstrap-servers, or kafka.bootstrap_servers in the environment or --set")
@@ -112,9 +117,9 @@ def open_service(
     record = read_run(cluster, run, schemas)
     for number, text in record.schemas.items():
         schemas.learn(int(number), text)
-    config = config_of_run(record.config, sets)
+    config = config_of_run(record.config, sets, environ)
     name = f"{role}-{index}"
-    log = open_log(name, {"role": role, "run": run, "index": index}, run_dir)
+    log = open_log(name, {"role": role, "run": run, "index": index}, run_dir, terminal=terminal)
     service = Service(
         role,
         run,
@@ -130,5 +135,6 @@ def open_service(
         name,
     )
     # The full configuration once. It holds no secrets: they are in the client properties file, which is never read out.
-    log.info("service.start", kafka=cluster.bootstrap_servers, config=canonical_json(config))
+    # A spectator (the live view) is no service: it says nothing.
+    (log.debug if role == "train" else log.info)("service.start", kafka=cluster.bootstrap_servers, config=canonical_json(config))
     return service
