@@ -3,7 +3,7 @@
 Rules of this file (rules.md 16):
 1. Both measure one version's weights, held fixed; the confirming mean is what a run reports.
 2. Returns are raw and of full games; exploration is the evaluator's own.
-3. Seeds are the evaluator's domain, new for every round: no episode is ever played twice, none is a training episode.
+3. Seeds are the evaluator's domain, new for every round and every start: no episode is ever played twice, none is a training episode.
 """
 
 from __future__ import annotations
@@ -41,13 +41,20 @@ class Verdict:
 
 
 class EvaluatorCore:
-    """The role without Kafka and clock: weights in, records out, one environment step at a time so that a stop is never waited for."""
+    """The role without Kafka and clock: weights in, records out, one environment step at a time so that a stop is never waited for.
 
-    def __init__(self, config: Config, facts: EnvironmentFacts, evaluator_id: str, make_lanes: MakeLanes) -> None:
+    Args:
+        epoch: of the process, milliseconds; a restarted evaluator must not play its first episodes again (rules.md 6).
+    """
+
+    def __init__(
+        self, config: Config, facts: EnvironmentFacts, evaluator_id: str, make_lanes: MakeLanes, epoch: int = 0
+    ) -> None:
         self._config, self._facts, self._id, self._make_lanes = config, facts, evaluator_id, make_lanes
         self._network = build_network(config, facts)
         self._round = 0
-        self._rng = generator(config.run.seed, "policy", 1_000_000)
+        self._epoch = epoch
+        self._rng = generator(config.run.seed, "policy", 1_000_000, epoch=epoch)
         self.verdict: Verdict | None = None
 
     def evaluate(self, version: int, flat: NDArray[np.float32], now_ms: Callable[[], int]) -> Iterator[list[Outgoing]]:
@@ -73,7 +80,9 @@ class EvaluatorCore:
         while len(returns) < episodes:
             count = min(self._config.evaluator.lanes, episodes - len(returns))
             self._round += 1
-            seeds = [seed_number(self._config.run.seed, "evaluator", self._round, lane) for lane in range(count)]
+            seeds = [
+                seed_number(self._config.run.seed, "evaluator", self._round, lane, self._epoch) for lane in range(count)
+            ]
             lanes = self._make_lanes(seeds)
             policy = Policy(self._network, self._config, self._facts, version, count)
             playing = EvaluationRound(policy, lanes, self._config.evaluator.epsilon, self._rng)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import time
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from consumers.evaluator import EvaluatorCore, wall_ms
 from gorila.environments import make_lanes
 from gorila.kafka import Producer
+from gorila.messages import Evaluation
 from gorila.policy import save_weights
 from gorila.processor import Outgoing
 from gorila.service import Service
@@ -20,15 +23,18 @@ def run_evaluator_service(service: Service) -> None:
     torch.set_num_threads(1)
     config = service.config
     core = EvaluatorCore(
-        config, service.facts, service.name, lambda seeds: make_lanes(config, seeds, config.evaluator.max_episode_steps)
+        config,
+        service.facts,
+        service.name,
+        lambda seeds: make_lanes(config, seeds, config.evaluator.max_episode_steps),
+        epoch=0 if config.run.synchronous else wall_ms(),
     )
+    keeper = PolicyKeeper(service)
     follower = WeightsSampler(service, 0.1)
     producer = service.cluster.producer()
-    best = float("-inf")
-    solved = False
     evaluated = -1
     next_s = 0.0
-    service.log.info("ready", extra={"threshold": config.evaluator.threshold})
+    service.log.info("ready", threshold=config.evaluator.threshold)
     while not service.stop.is_set():
         follower.poll()
         view = follower.view
@@ -37,20 +43,40 @@ def run_evaluator_service(service: Service) -> None:
             continue
         evaluated, flat = view.version, view.flat()
         for outgoing in core.evaluate(evaluated, flat, wall_ms):
+            keeper.look(outgoing, flat)
             _send(service, producer, outgoing)
             if service.stop.is_set():
                 break
-        verdict = core.verdict
-        producer.flush(5.0)
-        if verdict is not None and service.run_dir is not None and not solved:
-            solved = verdict.solved
-            if solved or verdict.screening.return_mean > best:
-                best = max(best, verdict.screening.return_mean)
-                save_weights(service.run_dir / "weights.safetensors", flat, evaluated, config, service.facts)
+        producer.flush(2.0)
         next_s = time.monotonic() + config.evaluator.interval_s
-    producer.flush(3.0)
+    producer.flush(2.0)
     producer.close()
     follower.close()
+
+
+class PolicyKeeper:
+    """Keeps the best policy as a file: the confirmed one for good, until then the one with the best screening.
+
+    The file is written before the record that tells of it is sent: who reads of a solved run finds its weights.
+    """
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._best = float("-inf")
+        self._solved = False
+
+    def look(self, records: list[Outgoing], flat: NDArray[np.float32]) -> None:
+        """Save the evaluated weights (P,) if one of the records says that they are worth it."""
+        for record in records:
+            evaluation = record.message
+            if not isinstance(evaluation, Evaluation) or self._solved or self._service.run_dir is None:
+                continue
+            self._solved = evaluation.solved
+            better = evaluation.phase == "screen" and evaluation.return_mean > self._best
+            if self._solved or better:
+                self._best = max(self._best, evaluation.return_mean)
+                path = self._service.run_dir / "weights.safetensors"
+                save_weights(path, flat, evaluation.weights_version, self._service.config, self._service.facts)
 
 
 def _send(service: Service, producer: Producer, records: list[Outgoing]) -> None:

@@ -15,6 +15,9 @@ from gorila.service import Service
 
 FLUSH_EVERY_S = 2.0
 CURVE_EVERY_S = 30.0
+FIRST_CURVE_S = (
+    5.0  # a run that is stopped early has a picture too, and a stop need not wait for matplotlib to be imported
+)
 LEARNER_POINT_EVERY = 10  # batches: a chart of 5,000 updates needs no more
 
 
@@ -113,7 +116,7 @@ def run_monitor_service(service: Service) -> None:
     follower = RunFollower(service, progress, core.take)
     service.log.info("ready")
     next_flush = time.monotonic() + FLUSH_EVERY_S
-    next_curve = time.monotonic() + CURVE_EVERY_S
+    next_curve = time.monotonic() + FIRST_CURVE_S
     before: tuple[float, dict[str, float]] | None = None
     while not service.stop.is_set():
         follower.poll(0.5)
@@ -136,7 +139,8 @@ def run_monitor_service(service: Service) -> None:
         if folder is not None and now >= next_curve:
             next_curve = now + CURVE_EVERY_S
             curve.draw(folder / "curve.png")
-    follower.poll(0.2)
+    while follower.poll(0.2):
+        pass
     if folder is not None:
         curve.draw(folder / "curve.png")
     if charts is not None:

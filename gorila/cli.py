@@ -12,12 +12,13 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from gorila.errors import GorilaError, UsageError
+from gorila.errors import ConfigError, GorilaError, UsageError
 
 app = typer.Typer(
     name="gorila",
@@ -51,9 +52,8 @@ ROLES = {
 def local_bootstrap_servers() -> str:
     """Of the embedded broker that runs here. Raises UsageError when there is none."""
     from gorila.local.broker import Broker
-    from gorila.local.train import BROKER_FOLDER
 
-    running = Broker(BROKER_FOLDER).status()
+    running = Broker().status()
     if running is None:
         raise UsageError("no --bootstrap-servers and no local broker running: give one, or `gorila broker start`")
     return running.bootstrap_servers
@@ -70,19 +70,18 @@ def _role_command(role: str, target: str, about: str) -> Callable[..., None]:
     def command(
         run: Run, index: Index = 0, bootstrap_servers: Servers = "", sets: Sets = None, run_dir: RunDir = None
     ) -> None:
+        from gorila.local.roles import instances, stop_with_supervisor
         from gorila.service import open_service
 
         service = open_service(role, run, index, _servers(bootstrap_servers, sets), tuple(sets or ()), run_dir)
+        count = sum(1 for name, _ in instances(service.config) if name == role)
+        if index >= count:
+            raise ConfigError("--index", index, f"run {run} has {count} of role {role}: 0 to {count - 1}")
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: service.stop.set())
+        stop_with_supervisor(service.stop)
         module, _, name = target.partition(":")
-        try:
-            entry = getattr(importlib.import_module(module), name)
-        except ModuleNotFoundError as error:
-            if error.name and error.name.split(".")[0] in ("gorila", "producers", "pipelines", "consumers"):
-                raise
-            raise UsageError(f"{role} needs the package {error.name!r}: pip install 'gorila-stream[all]'") from None
-        entry(service)
+        getattr(importlib.import_module(module), name)(service)
 
     command.__doc__ = f"{about}\n\nExample: gorila {role} --run RUN --bootstrap-servers localhost:9092"
     return command
@@ -92,10 +91,16 @@ for _role, (_target, _about) in ROLES.items():
     app.command(_role, rich_help_panel="Roles, each a service")(_role_command(_role, _target, _about))
 
 
+def _presets() -> list[str]:
+    from gorila.settings import preset_names
+
+    return preset_names()
+
+
 @app.command()
 def train(
     preset: Annotated[
-        str, typer.Argument(help="Preset name or a path to a .toml file.", autocompletion=lambda: _presets())
+        str, typer.Argument(help="Preset name or a path to a .toml file.", autocompletion=_presets)
     ] = "cartpole",
     steps: Annotated[
         int, typer.Option(min=0, help="Stop after this many environment steps; 0: the preset's limit.")
@@ -106,13 +111,14 @@ def train(
     ] = 1,
     bootstrap_servers: Servers = "",
     sets: Sets = None,
-    runs_dir: Annotated[Path, typer.Option(help="Where runs/<run>/ is written.")] = Path("runs"),
+    runs_dir: Annotated[Path, typer.Option(help="Where the folder of the run is written.")] = Path("runs"),
 ) -> None:
-    """Train: a real broker, topics, every role, a live view, a summary.
+    """Train: a real broker, topics, every role, a live view, a summary. Ctrl-C ends the run and keeps what it learned.
 
-    Examples: gorila train · gorila train catch-pixels · gorila train pong --steps 20000 · gorila train cartpole --seeds 5 --set learner.codec=fp16
+    Example: gorila train · gorila train catch-pixels · gorila train pong --steps 20000 · gorila train cartpole --seeds 5 --set learner.codec=fp16
     """
     from gorila.local.seeds_table import print_seeds
+    from gorila.local.train import INTERRUPTED, kafka
     from gorila.local.train import train as run_training
     from gorila.settings import load_config
 
@@ -123,12 +129,14 @@ def train(
         extra.append(f"kafka.bootstrap_servers={bootstrap_servers}")
     first = load_config(preset, extra).run.seed if seed is None else seed
     summaries = []
-    for number in range(first, first + seeds):
-        summary = run_training(load_config(preset, [*extra, f"run.seed={number}"]), root=runs_dir)
-        print(json.dumps(dataclasses.asdict(summary), indent=2))
-        summaries.append(summary)
-        if summary.ended_because == "interrupted":
-            break
+    with kafka(load_config(preset, extra)) if seeds > 1 else nullcontext():  # one broker for all seeds
+        for number in range(first, first + seeds):
+            summary = run_training(load_config(preset, [*extra, f"run.seed={number}"]), root=runs_dir)
+            print(f"files in {runs_dir / summary.run}: summary.json, curve.png, weights.safetensors, tensorboard, logs")
+            print(json.dumps(dataclasses.asdict(summary), indent=2), flush=True)
+            summaries.append(summary)
+            if summary.ended_because == INTERRUPTED:
+                break
     if seeds > 1:
         print_seeds(summaries)
 
@@ -155,21 +163,21 @@ def config(
     preset: Annotated[str, typer.Argument(help="Preset name or a path to a .toml file.")] = "cartpole",
     sets: Sets = None,
 ) -> None:
-    """Print the effective configuration of a preset with the environment and --set applied."""
+    """Print the effective configuration of a preset with the environment and --set applied.
+
+    Example: gorila config pong --set learner.batch_size=64
+    """
     from gorila.settings import load_config
 
     print(json.dumps(load_config(preset, sets or []).model_dump(mode="json"), indent=2))
 
 
-def _presets() -> list[str]:
-    from gorila.settings import preset_names
-
-    return preset_names()
-
-
 @app.command()
 def presets() -> None:
-    """List the presets that ship."""
+    """List the presets that ship.
+
+    Example: gorila presets
+    """
     print("\n".join(_presets()))
 
 
@@ -183,21 +191,53 @@ def _add_groups() -> None:
     add_kafka_command(app)
 
 
-def main(arguments: list[str] | None = None) -> Any:
+def main(arguments: list[str] | None = None) -> None:
     """Entry point: errors become one line and an exit code, never a traceback."""
     _add_groups()
+    sys.exit(_exit_code(arguments))
+
+
+def _exit_code(arguments: list[str] | None) -> int:
     try:
-        return app(args=arguments, standalone_mode=True)
+        code = app(args=arguments, standalone_mode=False)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
     except GorilaError as error:
-        print(f"gorila: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        sys.exit(130)
+        return _say(str(error), error.exit_code)
+    except (KeyboardInterrupt, typer.Abort):
+        return 130
+    except ModuleNotFoundError as error:
+        package = (error.name or "").split(".")[0]
+        if package in ("", "gorila", "producers", "pipelines", "consumers", "schemas"):
+            raise
+        return _say(f"this needs the package {package!r}: pip install 'gorila-stream[all]'", 1)
+    except BrokenPipeError:
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # or the interpreter complains once more on its way out
+        return 1
     except OSError as error:
-        print(
-            f"gorila: {error.strerror or error}{': ' + str(error.filename) if error.filename else ''}", file=sys.stderr
-        )
-        sys.exit(1)
+        return _say(f"{error.strerror or error}{': ' + str(error.filename) if error.filename else ''}", 1)
+    except Exception as error:
+        if not hasattr(error, "format_message") or not hasattr(error, "exit_code"):
+            raise
+        return _usage(error)
+
+
+def _usage(error: Any) -> int:
+    """What typer refuses, as one line; a command without its sub-command shows its help instead."""
+    context = getattr(error, "ctx", None)
+    message = str(error.format_message())
+    if type(error).__name__ == "NoArgsIsHelpError":  # rich has printed the help when it was asked for the message
+        print(message, end="\n" if message else "")
+        return 0
+    path = context.command_path if context else "gorila"
+    return _say(f"{message.rstrip('.?')}; see {path} --help", 2)
+
+
+def _say(line: str, code: int) -> int:
+    print(f"gorila: {line}", file=sys.stderr)
+    return code
 
 
 if __name__ == "__main__":

@@ -83,19 +83,20 @@ class KeyValueFormatter(logging.Formatter):
         return line
 
 
-def open_log(name: str, always: Mapping[str, object], folder: Path | None) -> EventLogger:
+def open_log(name: str, always: Mapping[str, object], folder: Path | None, *, terminal: bool = True) -> EventLogger:
     """The process's log: stderr, and `folder`/logs/`name`.log when a folder is given. Replaces what an earlier call set up.
 
     Args:
         name: file name without suffix.
         always: keys on every line.
         folder: the run's folder, or None.
+        terminal: False where the terminal belongs to something else, such as the live view.
     """
     root = logging.getLogger()
     for old in [h for h in root.handlers if isinstance(h.formatter, KeyValueFormatter)]:
         root.removeHandler(old)
         old.close()
-    handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr)]
+    handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr)] if terminal else []
     if folder is not None:
         (folder / "logs").mkdir(parents=True, exist_ok=True)
         handlers.append(logging.FileHandler(folder / "logs" / f"{name}.log", delay=True))

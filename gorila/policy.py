@@ -49,6 +49,22 @@ def save_weights(path: Path, flat: NDArray[np.float32], version: int, config: Co
     temporary.replace(path)
 
 
+def version_of(path: Path) -> int:
+    """Global version of the weights in a policy file. Raises UsageError."""
+    return int(_metadata(path)["version"])
+
+
+def _metadata(path: Path | str) -> dict[str, str]:
+    try:
+        with safetensors.safe_open(str(path), framework="pt") as opened:
+            metadata: dict[str, str] = opened.metadata() or {}
+    except (OSError, safetensors.SafetensorError) as error:
+        raise UsageError(f"{path} is not a weights file: {error}") from None
+    if metadata.get("format") != FORMAT:
+        raise UsageError(f"{path} is a safetensors file, but not one this product wrote")
+    return metadata
+
+
 class Policy:
     """Greedy (or epsilon-greedy) actions from a network and the frames it has seen.
 
@@ -66,14 +82,9 @@ class Policy:
     @classmethod
     def load(cls, path: str | Path, lanes: int = 1) -> Policy:
         """From a file. Raises UsageError for a path that is not a policy file."""
-        try:
-            with safetensors.safe_open(str(path), framework="pt") as opened:
-                metadata = opened.metadata() or {}
-                tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 — not a dict
-        except (OSError, safetensors.SafetensorError) as error:
-            raise UsageError(f"{path} is not a weights file: {error}") from None
-        if metadata.get("format") != FORMAT:
-            raise UsageError(f"{path} is a safetensors file, but not one this product wrote")
+        metadata = _metadata(path)
+        with safetensors.safe_open(str(path), framework="pt") as opened:
+            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 — not a dict
         config = validate(json.loads(metadata["config"]))
         facts = EnvironmentFacts.from_json(metadata["environment"])
         network = build_network(config, facts)

@@ -45,9 +45,10 @@ class RunFollower:
             {(service.topic(t), p): 0 for t in FOLLOWED for p in range(BY_NAME[t].partitions(self._config))}
         )
 
-    def poll(self, timeout_s: float) -> None:
-        """Fold in what has come; waits for the first record up to `timeout_s`."""
-        for received in self._consumer.poll_many(2000, timeout_s):
+    def poll(self, timeout_s: float) -> int:
+        """Fold in what has come, at most 2,000 records; how many. Waits for the first up to `timeout_s`."""
+        came = self._consumer.poll_many(2000, timeout_s)
+        for received in came:
             try:
                 message = self._service.schemas.decode(received.value)
             except BadRecord:
@@ -55,6 +56,7 @@ class RunFollower:
             self._progress.take(message, received.timestamp_ms)
             if self._also is not None:
                 self._also(message, received.timestamp_ms)
+        return len(came)
 
     def look_at_weights(self) -> None:
         """Newest weights of each shard: one record, not the whole topic (a Nature snapshot is 7 MB)."""

@@ -34,7 +34,7 @@ def game_of(env_id: str) -> str | None:
     if env_id.startswith("ALE/"):
         name = env_id.removeprefix("ALE/").split("-")[0]
     elif "NoFrameskip-v" in env_id:
-        name = env_id.split("NoFrameskip")[0]
+        name = env_id.partition("NoFrameskip")[0]
     else:
         return None
     return "".join("_" + c.lower() if c.isupper() else c for c in name).lstrip("_")

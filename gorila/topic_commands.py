@@ -69,7 +69,10 @@ def describe(
     bootstrap_servers: _Servers = "",
     sets: _Sets = None,
 ) -> None:
-    """Show a run's topics: partitions, records written, settings; and where its configuration comes from."""
+    """Show a run's topics: partitions, records written, settings; and where its configuration comes from.
+
+    Example: gorila topics describe demo --json
+    """
     from gorila.run_record import describe_run
 
     found = describe_run(_cluster(bootstrap_servers, sets), run)
@@ -104,7 +107,10 @@ def delete(
     bootstrap_servers: _Servers = "",
     sets: _Sets = None,
 ) -> None:
-    """Delete a run's topics and consumer groups: its experience, weights and checkpoints are gone for good."""
+    """Delete a run's topics and consumer groups: its experience, weights and checkpoints are gone for good.
+
+    Example: gorila topics delete demo --yes
+    """
     from gorila.run_record import delete_run
 
     cluster = _cluster(bootstrap_servers, sets)

@@ -11,6 +11,7 @@ import typer
 from gorila.errors import LocalError
 from gorila.local.broker import BOOTSTRAP_VARIABLE, DEFAULT_FOLDER, Broker, BrokerStatus
 from gorila.local.kafka_tools import run_kafka_tool, tool_names
+from gorila.local.shared_broker import keep_running
 
 broker_app = typer.Typer(
     help="A real Apache Kafka on this machine, without Java or a network once cached.", no_args_is_help=True
@@ -27,16 +28,23 @@ _Port = Annotated[
 
 @broker_app.command()
 def start(folder: _Folder = DEFAULT_FOLDER, port: _Port = None) -> None:
-    """Start the broker and wait until it is ready; if one runs in the folder already, say so."""
+    """Start the broker and wait until it is ready; if one runs in the folder already, say so.
+
+    Example: gorila broker start --dir .gorila/broker --port 9092
+    """
     broker = Broker(folder, port)
     address = broker.start()
+    keep_running(folder)
     state = "ready" if broker.started_here else "already running"
     typer.echo(f"broker {state} at {address.bootstrap_servers} (pid {address.pid}, data in {address.folder})")
 
 
 @broker_app.command()
 def stop(folder: _Folder = DEFAULT_FOLDER) -> None:
-    """Stop the broker that was started in the folder; its data stays."""
+    """Stop the broker that was started in the folder; its data stays.
+
+    Example: gorila broker stop
+    """
     broker = Broker(folder)
     typer.echo(
         f"broker stopped (data stays in {broker.folder})" if broker.stop() else f"no broker runs in {broker.folder}"
@@ -45,7 +53,10 @@ def stop(folder: _Folder = DEFAULT_FOLDER) -> None:
 
 @broker_app.command()
 def status(folder: _Folder = DEFAULT_FOLDER) -> None:
-    """Show address, pid, data folder and uptime; exit code 1 if none runs."""
+    """Show address, pid, data folder and uptime; exit code 1 if none runs.
+
+    Example: gorila broker status
+    """
     found = _running(folder)
     state = "ready" if found.answering else "not answering"
     typer.echo(f"status             {state}")
@@ -58,7 +69,10 @@ def status(folder: _Folder = DEFAULT_FOLDER) -> None:
 
 @broker_app.command()
 def env(folder: _Folder = DEFAULT_FOLDER) -> None:
-    """Print what a shell needs to use the broker: eval "$(gorila broker env)"."""
+    """Print what a shell needs to use the broker.
+
+    Example: eval "$(gorila broker env)"
+    """
     typer.echo(f"export {BOOTSTRAP_VARIABLE}={shlex.quote(_running(folder).bootstrap_servers)}")
 
 
@@ -71,10 +85,15 @@ def add_kafka_command(app: typer.Typer) -> None:
         context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False},
     )
     def kafka(context: typer.Context) -> None:
-        """Run one of Kafka's own tools (topics, consumer-groups, …); --bootstrap-server is filled in."""
+        """Run one of Kafka's own tools (topics, consumer-groups, …); --bootstrap-server is filled in.
+
+        Example: gorila kafka consumer-groups --describe --all-groups
+        """
         words = context.args
         if not words or words[0] in ("--help", "-h"):
-            typer.echo(f"Usage: gorila kafka TOOL [ARGUMENTS …]\n\nTools: {tool_names()}")
+            typer.echo(
+                f"Usage: gorila kafka TOOL [ARGUMENTS …]\n\nTools: {tool_names()}\n\nExample: gorila kafka consumer-groups --describe --all-groups"
+            )
             raise typer.Exit(0 if words else 2)
         raise typer.Exit(run_kafka_tool(words[0], words[1:]))
 

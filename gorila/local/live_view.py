@@ -20,7 +20,7 @@ from gorila.local.roles import RoleProcess
 from gorila.run_follower import Lag
 from gorila.run_progress import RunProgress
 
-PLAIN_LINE_EVERY_S = 5.0
+PLAIN_LINES_EVERY_S = 10.0
 _BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -31,6 +31,11 @@ def sparkline(values: list[float], width: int = 30) -> str:
         return ""
     low, high = min(shown), max(shown)
     return "".join(_BARS[int((v - low) / (high - low) * 7) if high > low else 0] for v in shown)
+
+
+def lag_name(lag: Lag) -> str:
+    """Short for the reader: `server-0` for the group `parameter-server-0-0`."""
+    return f"server-{lag.group.split('-')[2]}" if lag.group.startswith("parameter-server-") else lag.group
 
 
 def short(value: float) -> str:
@@ -56,17 +61,32 @@ class Rates:
         return {name: (value - before.get(name, 0)) / gone if gone > 0 else 0.0 for name, value in counters.items()}
 
 
+class _Terminal(Console):
+    """Standard output that remembers when nobody reads it any more, instead of ending the process in the middle of a run."""
+
+    closed = False
+
+    def on_broken_pipe(self) -> None:
+        """Called by rich."""
+        self.quiet = self.closed = True
+
+
 class LiveView:
     """Use as a context manager; `show` as often as there is news."""
 
     def __init__(self, run: str, config: Config, console: Console | None = None) -> None:
         self._run, self._config = run, config
-        self._console = console or Console(file=sys.stdout, highlight=False)
+        self._console = console or _Terminal(file=sys.stdout, highlight=False)
         self._live: Live | None = None
         self._rates = Rates()
         self._curve: list[float] = []
-        self._last_plain = -PLAIN_LINE_EVERY_S
+        self._last_plain_s = 0.0
         self._events: deque[str] = deque(maxlen=4)
+
+    @property
+    def closed(self) -> bool:
+        """Nobody reads the output any more (`gorila train | head`)."""
+        return getattr(self._console, "closed", False)
 
     def __enter__(self) -> LiveView:
         if self._console.is_terminal:
@@ -84,7 +104,7 @@ class LiveView:
         """Something that happened: a restart, an evaluation."""
         self._events.append(line)
         if self._live is None:
-            self._console.print(line)
+            self._console.print(line, soft_wrap=True, markup=False)
 
     def show(
         self, now_s: float, progress: RunProgress, lags: list[Lag], roles: list[RoleProcess], elapsed_s: float
@@ -94,9 +114,10 @@ class LiveView:
         rates = self._rates.take(now_s, {k: float(v) for k, v in counters.items()})
         if self._live is not None:
             self._live.update(self._panel(progress, rates, lags, roles, elapsed_s))
-        elif now_s - self._last_plain >= PLAIN_LINE_EVERY_S:
-            self._last_plain = now_s
-            self._console.print(self._plain(progress, rates, lags, elapsed_s), soft_wrap=True)
+        elif elapsed_s - self._last_plain_s >= PLAIN_LINES_EVERY_S:
+            self._last_plain_s = elapsed_s
+            for line in self.plain_lines(progress, rates, lags, elapsed_s):
+                self._console.print(line, soft_wrap=True, markup=False)
 
     def goal(self, progress: RunProgress, rates: dict[str, float]) -> tuple[float, str]:
         """(fraction done, what it is measured by with an ETA)."""
@@ -116,21 +137,23 @@ class LiveView:
             return fraction, f"evaluation {short(reached)} of {threshold:g}"
         return 0.0, "no limit: Ctrl-C ends the run"
 
-    def _plain(self, progress: RunProgress, rates: dict[str, float], lags: list[Lag], elapsed_s: float) -> str:
+    def plain_lines(
+        self, progress: RunProgress, rates: dict[str, float], lags: list[Lag], elapsed_s: float
+    ) -> list[str]:
+        """For logs and pipes: a line of numbers, and one of who waits for whom. No line of numbers is wider than 80 columns."""
         _, goal = self.goal(progress, rates)
-        parts = [
-            f"{elapsed_s:6.1f} s",
-            f"steps {progress.env_steps:,} ({short(rates['steps'])}/s)",
-            f"updates {progress.updates:,} ({short(rates['updates'])}/s)",
+        numbers = [
+            f"{elapsed_s:5.0f} s",
+            f"steps {progress.env_steps:,} {short(rates['steps'])}/s",
+            f"updates {progress.updates:,} {short(rates['updates'])}/s",
             f"return {short(progress.episode_return_mean)}",
-            f"eval {short(progress.evaluation.return_mean) if progress.evaluation else '–'}",
-            f"loss {short(progress.loss)}",
-            "lag " + (" ".join(f"{lag.group}={lag.records}" for lag in lags) or "–"),
             goal,
         ]
+        behind = ", ".join(f"{lag_name(lag)} {lag.records}" for lag in lags) or "–"
+        lines = [" | ".join(numbers), f"        | loss {short(progress.loss)} | lag {behind}"]
         if progress.replay_waits_for:
-            parts.append(f"replay waits for {progress.replay_waits_for}")
-        return " | ".join(parts)
+            lines.append(f"        | replay waits for {progress.replay_waits_for}")
+        return lines
 
     def _panel(
         self,
@@ -157,7 +180,7 @@ class LiveView:
         ]
         for row in rows:
             numbers.add_row(*row)
-        lag = Text("lag  " + ("   ".join(f"{item.group} {item.records}" for item in lags) or "–"))
+        lag = Text("lag  " + ("   ".join(f"{lag_name(item)} {item.records}" for item in lags) or "–"))
         up = Text("roles  ") + Text(" ").join(
             Text(role.name, style="green" if role.pid else "red") for role in roles[:24]
         )

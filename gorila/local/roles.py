@@ -6,20 +6,23 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
-from gorila.config import Config
+from gorila.config import LOCAL_SECTIONS, Config
 from gorila.errors import RunError
+from gorila.settings import ENV_PREFIX
 
-STOP_WITHIN_S = 5.0
-CRASHES_THAT_END_A_RUN = 5
-CRASH_WINDOW_S = 60.0
+STOP_WITHIN_S = 4.0  # of the 5 that a stop may take: the summary needs the rest
+# A role may die this often in a row; living for LIVED_S earns one more. So what dies for ever ends the run, and a kill now and then does not.
+CRASHES_ALLOWED = 5
+LIVED_S = 120.0
 FIRST_BACKOFF_S = 0.1
 LONGEST_BACKOFF_S = 5.0
+SUPERVISOR_VARIABLE = "GORILA_SUPERVISOR_PID"
 REFUSED = 2  # exit code of a usage error: restarting would only repeat it
 
 
@@ -35,7 +38,8 @@ class RoleProcess:
     restarts: int = 0
     _process: subprocess.Popen[bytes] | None = None
     _not_before: float = 0.0
-    _crashes: deque[float] = field(default_factory=deque)
+    _started_s: float = 0.0
+    _crashes_left: float = CRASHES_ALLOWED
 
     @property
     def name(self) -> str:
@@ -47,8 +51,9 @@ class RoleProcess:
         """Of the running process."""
         return self._process.pid if self._process is not None and self._process.poll() is None else None
 
-    def start(self) -> None:
+    def start(self, now_s: float) -> None:
         """Start it in a session of its own: a terminal's Ctrl-C reaches the supervisor alone, which stops roles in order."""
+        self._started_s = now_s
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as out:
             self._process = subprocess.Popen(
@@ -65,7 +70,7 @@ class RoleProcess:
             if now_s < self._not_before:
                 return None
             self.restarts += 1
-            self.start()
+            self.start(now_s)
             return f"{self.name} restarted (restart {self.restarts})"
         code = process.poll()
         if code is None:
@@ -73,16 +78,15 @@ class RoleProcess:
         self._process = None
         if code == REFUSED:
             raise RunError(f"{self.name} refused to start: {self.last_lines(1)}")
-        self._crashes.append(now_s)
-        while self._crashes and now_s - self._crashes[0] > CRASH_WINDOW_S:
-            self._crashes.popleft()
-        if len(self._crashes) > CRASHES_THAT_END_A_RUN:
-            raise RunError(
-                f"{self.name} ended {len(self._crashes)} times in {CRASH_WINDOW_S:.0f} s; its last lines ({self.log}):\n{self.last_lines(8)}"
-            )
-        backoff = min(LONGEST_BACKOFF_S, FIRST_BACKOFF_S * 2 ** (len(self._crashes) - 1))
-        self._not_before = now_s + backoff
+        self._crashes_left = min(CRASHES_ALLOWED, self._crashes_left + (now_s - self._started_s) / LIVED_S) - 1
         how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        if self._crashes_left < 0:
+            raise RunError(
+                f"{self.name} keeps ending ({how}, {self.restarts} restarts); its last lines ({self.log}):\n{self.last_lines(8)}"
+            )
+        in_a_row = int(CRASHES_ALLOWED - 1 - self._crashes_left)
+        backoff = min(LONGEST_BACKOFF_S, FIRST_BACKOFF_S * 2**in_a_row)
+        self._not_before = now_s + backoff
         return f"{self.name} ended ({how}); restarting in {backoff:.1f} s"
 
     def terminate(self) -> None:
@@ -126,22 +130,52 @@ def instances(config: Config) -> Iterator[tuple[str, int]]:
     yield "monitor", 0
 
 
+def local_sets(config: Config, process: int = 0) -> tuple[str, ...]:
+    """`--set` strings of what the run's record does not carry: the sections that say where a process runs.
+
+    Args:
+        process: the how manyth on this machine; each serves its metrics on a port of its own, counted from `monitor.metrics_port`.
+    """
+    plain, sets = Config(), []
+    for section in sorted(LOCAL_SECTIONS):
+        for key, value in getattr(config, section).model_dump().items():
+            if value != getattr(getattr(plain, section), key) and f"{section}.{key}" != "kafka.bootstrap_servers":
+                moved = value + process if key == "metrics_port" else value
+                sets.append(f"{section}.{key}={moved}")
+    return tuple(sets)
+
+
 def role_processes(run: str, config: Config, bootstrap_servers: str, run_dir: Path) -> list[RoleProcess]:
     """Every role of the run, not yet started."""
     threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1")
-    environ = {**os.environ, **threads, "PYTHONUNBUFFERED": "1"}
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX)}
+    environ |= {**threads, "PYTHONUNBUFFERED": "1", SUPERVISOR_VARIABLE: str(os.getpid())}
     processes = []
-    for role, index in instances(config):
+    for number, (role, index) in enumerate(instances(config)):
         command = [sys.executable, "-m", "gorila.cli", role, "--run", run, "--index", str(index)]
         command += ["--bootstrap-servers", bootstrap_servers, "--run-dir", str(run_dir)]
-        if config.kafka.client_properties:
-            command += ["--set", f"kafka.client_properties={config.kafka.client_properties}"]
+        for item in local_sets(config, number):
+            command += ["--set", item]
         processes.append(RoleProcess(role, index, command, run_dir / "logs" / f"{role}-{index}.out", environ))
     return processes
 
 
+def stop_with_supervisor(stop: threading.Event) -> None:
+    """In a role: set `stop` when the supervisor that started this process is gone, so that killing it leaves nothing behind."""
+    supervisor = os.environ.get(SUPERVISOR_VARIABLE, "")
+    if not supervisor.isdigit() or os.getppid() != int(supervisor):
+        return
+
+    def look() -> None:
+        while not stop.wait(1.0):
+            if os.getppid() != int(supervisor):
+                stop.set()
+
+    threading.Thread(target=look, name="supervisor-watch", daemon=True).start()
+
+
 def stop_all(processes: list[RoleProcess]) -> list[str]:
-    """Stop every role within 5 s, all at once; names of those that had to be killed."""
+    """Stop every role within STOP_WITHIN_S, all at once; names of those that had to be killed."""
     for process in processes:
         process.terminate()
     deadline = time.monotonic() + STOP_WITHIN_S

@@ -36,6 +36,7 @@ class Summary:
     human_normalised_table: str | None
     human_normalised_protocol: str | None
     eval_weights_version: int | None
+    weights_version: int | None
     ended_because: str
 
     def write(self, folder: Path) -> Path:
@@ -60,6 +61,7 @@ def summarise(
     bytes_per_transition: float | None,
     dead_letters: int,
     restarts: int,
+    weights_version: int | None,
     ended_because: str,
 ) -> Summary:
     """train_wall_s runs from the first environment step to the end of confirmation (or of the run, when not solved)."""
@@ -88,5 +90,6 @@ def summarise(
         human_normalised_table=score.table if score else None,
         human_normalised_protocol=score.protocol if score else None,
         eval_weights_version=result.weights_version if result else None,
+        weights_version=weights_version,
         ended_because=ended_because,
     )

@@ -1,11 +1,11 @@
 """`gorila train`: broker, topics, every role, a live view, an end, a summary.
 
 Order, and what undoes it:
-1. the run's folder                      (kept)
-2. the broker, unless there is one       (stopped at the end if it was started here)
+1. the run's folder                      (removed again when 2 or 3 fail: nothing ran)
+2. the broker, unless there is one       (stopped at the end by the last `gorila train` that uses it)
 3. topics, version-0 weights, run record (kept: the log is the recording)
 4. role processes                        (stopped within 5 s)
-5. watch until solved, a limit, Ctrl-C, or a crash loop
+5. watch until solved, a limit, Ctrl-C, a closed output, or a crash loop
 6. weights.safetensors, curve.png, summary.json
 """
 
@@ -13,36 +13,42 @@ from __future__ import annotations
 
 import importlib
 import logging
+import shutil
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 from gorila.config import Config
 from gorila.environment_facts import EnvironmentFacts
-from gorila.errors import GorilaError, LocalError, RunError
+from gorila.errors import BrokerError, GorilaError, LocalError, RunError
 from gorila.kafka import Cluster
 from gorila.local.broker import Broker
 from gorila.local.live_view import LiveView
-from gorila.local.roles import RoleProcess, role_processes, stop_all
+from gorila.local.roles import RoleProcess, local_sets, role_processes, stop_all
+from gorila.local.shared_broker import shared_broker
 from gorila.local.summary import Summary, summarise
 from gorila.run_follower import RunFollower
 from gorila.run_progress import RunProgress
 from gorila.run_record import create_run
-from gorila.service import open_service
+from gorila.service import Service, open_service
 from gorila.settings import canonical_json
+from gorila.weights_follower import WeightsFollower
 
 log = logging.getLogger("gorila.train")
+T = TypeVar("T")
 
 LAG_EVERY_S = 1.0
 WEIGHTS_EVERY_S = 2.0
-BROKER_FOLDER = Path(".gorila/broker")
+BROKER_RESTARTS = 3
+INTERRUPTED = "interrupted"
+WEIGHTS_FILE = "weights.safetensors"
 
 
 def new_run_name(config: Config) -> str:
@@ -50,15 +56,27 @@ def new_run_name(config: Config) -> str:
     return f"{config.run.preset}-s{config.run.seed}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
 
 
-def prepare_folder(root: Path, run: str, config: Config) -> Path:
-    """`runs/<run>/` with the configuration in it. Raises LocalError when the disk refuses."""
-    folder = root / run
-    try:
-        (folder / "logs").mkdir(parents=True)
-        (folder / "config.json").write_text(canonical_json(config) + "\n")
-    except OSError as error:
-        raise LocalError(f"cannot write to {folder}: {error.strerror}") from None
-    return folder
+def prepare_folder(root: Path, run: str | None, config: Config) -> Path:
+    """`runs/<run>/` with the configuration in it; its name is the run's. Raises LocalError when the disk refuses.
+
+    Args:
+        run: None: a new name; two that start in one second get different ones.
+    """
+    name, number = run or new_run_name(config), 1
+    while True:
+        folder = root / (name if number == 1 else f"{name}-{number}")
+        try:
+            folder.mkdir(parents=True)
+            (folder / "logs").mkdir()
+            (folder / "config.json").write_text(canonical_json(config) + "\n")
+        except FileExistsError:
+            if run is not None or not folder.is_dir():
+                raise LocalError(f"cannot write to {folder}: it exists") from None
+            number += 1
+            continue
+        except OSError as error:
+            raise LocalError(f"cannot write to {folder}: {error.strerror}") from None
+        return folder
 
 
 def describe_environment(config: Config) -> EnvironmentFacts:
@@ -73,59 +91,64 @@ def first_weights(config: Config, facts: EnvironmentFacts) -> Any:
 
 
 @contextmanager
-def _broker(config: Config) -> Iterator[str]:
-    """Bootstrap servers: the configured ones, a local broker that already runs, or one started here and stopped at the end."""
-    if config.kafka.bootstrap_servers:
-        yield config.kafka.bootstrap_servers
+def kafka(config: Config) -> Iterator[tuple[str, Broker | None]]:
+    """(bootstrap servers, the embedded broker if it is ours to look after)."""
+    if config.kafka.bootstrap_servers or config.kafka.client_properties:
+        yield config.kafka.bootstrap_servers, None
         return
-    broker = Broker(BROKER_FOLDER)
-    running = broker.status()
-    if running is not None:
-        yield running.bootstrap_servers
-        return
-    address = broker.start()
-    try:
-        yield address.bootstrap_servers
-    finally:
-        broker.stop()
+    with shared_broker() as bootstrap_servers:
+        yield bootstrap_servers, Broker()
 
 
-@contextmanager
-def _stop_signal() -> Iterator[threading.Event]:
-    """An event set by Ctrl-C or SIGTERM; a second one is not needed."""
-    stop = threading.Event()
+class _Signals:
+    """Ctrl-C and SIGTERM: an interruption while things are being set up, a wish to stop once roles run."""
 
-    def on_signal(_number: int, _frame: FrameType | None) -> None:
-        stop.set()
+    def __init__(self) -> None:
+        self.stop = threading.Event()
+        self.roles_run = False
 
-    if threading.current_thread() is not threading.main_thread():
-        yield stop
-        return
-    before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    @contextmanager
+    def caught(self) -> Iterator[None]:
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
+        self.stop.set()
+        if not self.roles_run:
+            raise KeyboardInterrupt
 
 
 class Supervision:
     """Steps 4 and 5: the roles of one run until something ends it."""
 
     def __init__(
-        self, config: Config, roles: list[RoleProcess], follower: RunFollower, progress: RunProgress, view: LiveView
+        self,
+        config: Config,
+        roles: list[RoleProcess],
+        follower: RunFollower,
+        progress: RunProgress,
+        view: LiveView,
+        broker: Broker | None = None,
     ) -> None:
-        self._config, self._roles = config, roles
+        self._config, self._roles, self._broker = config, roles, broker
+        self._broker_restarts = 0
         self._follower, self._progress, self._view = follower, progress, view
         self._shown_evaluation: object = None
 
     def watch(self, stop: threading.Event, on_tick: Callable[[list[RoleProcess]], None] | None = None) -> str:
-        """Returns why it ended. Raises RunError on a crash loop."""
+        """Returns why it ended. Raises RunError on a crash loop, BrokerError when the broker is beyond help."""
         started = time.monotonic()
         next_lag = next_weights = started
         lags: list[Any] = []
         for role in self._roles:
-            role.start()
+            role.start(started)
         while True:
             self._follower.poll(0.25)
             now = time.monotonic()
@@ -135,9 +158,11 @@ class Supervision:
                     self._view.event(line)
             if now >= next_weights:
                 next_weights = now + WEIGHTS_EVERY_S
-                self._follower.look_at_weights()
+                with suppress(BrokerError):  # away for a moment: the roles wait too
+                    self._follower.look_at_weights()
             if now >= next_lag:
                 next_lag = now + LAG_EVERY_S
+                self._look_after_broker()
                 lags = self._follower.lags()
             self._announce_evaluation()
             self._view.show(now, self._progress, lags, self._roles, now - started)
@@ -147,18 +172,30 @@ class Supervision:
             if reason:
                 return reason
 
+    def _look_after_broker(self) -> None:
+        """A local Kafka that died is started again where it was: its log and its port are kept, roles find it by themselves."""
+        if self._broker is None or self._broker.status() is not None:
+            return
+        if self._broker_restarts == BROKER_RESTARTS:
+            raise BrokerError(f"Kafka ended {BROKER_RESTARTS + 1} times; its log: {self._broker.data.log_file}")
+        self._broker_restarts += 1
+        self._view.event("Kafka ended; starting it again")
+        self._broker.start()
+
     def _announce_evaluation(self) -> None:
         newest = self._progress.confirmed if self._progress.solved else self._progress.evaluation
         if newest is not None and newest is not self._shown_evaluation:
             self._shown_evaluation = newest
             self._view.event(
-                f"{newest.phase} of version {newest.weights_version}: mean return {newest.return_mean:.1f} over {newest.episodes} episodes"
+                f"{newest.phase} of version {newest.weights_version}: mean return {newest.return_mean:.4g} over {newest.episodes} episodes"
             )
 
     def _ended(self, stop: threading.Event) -> str:
         progress, run = self._progress, self._config.run
         if stop.is_set():
-            return "interrupted"
+            return INTERRUPTED
+        if self._view.closed:
+            return "nobody reads its output any more"
         if progress.solved:
             return "solved"
         if run.max_updates and progress.updates >= run.max_updates:
@@ -178,64 +215,117 @@ def train(
 ) -> Summary:
     """One run from nothing to its summary. Raises GorilaError with one clear line."""
     started_ms = int(time.time() * 1000)
-    run = run or new_run_name(config)
     folder = prepare_folder(root, run, config)
-    view = view or LiveView(run, config)
-    with _stop_signal() as stop, ThreadPoolExecutor(1) as background:
-        weights_ready = background.submit(lambda: (facts := describe_environment(config), first_weights(config, facts)))
-        with _broker(config) as bootstrap_servers:
-            facts, weights = weights_ready.result()
-            cluster = Cluster(bootstrap_servers, config.kafka.client_properties, client_id=f"{run}-train")
-            create_run(cluster, run, config, facts, weights)
-            service = open_service("train", run, 0, bootstrap_servers, _local_sets(config), None)
-            progress = RunProgress()
-            follower = RunFollower(service, progress)
-            roles = role_processes(run, config, bootstrap_servers, folder)
-            view.event(f"run {run}: Kafka at {bootstrap_servers}, logs in {folder / 'logs'}")
-            failure: GorilaError | None = None
-            try:
-                with view:
-                    reason = Supervision(config, roles, follower, progress, view).watch(stop, on_tick)
-            except RunError as error:
-                failure, reason = error, "a role kept failing"
-            finally:
-                ended_ms = int(time.time() * 1000)
-                killed = stop_all(roles)
-                if killed:
-                    view.event(f"did not stop within 5 s and were killed: {', '.join(killed)}")
-            summary = _finish(follower, run, config, progress, roles, started_ms, ended_ms, reason)
-            follower.close()
-            summary.write(folder)
-            if failure is not None:
-                raise failure
-            return summary
+    view = view or LiveView(folder.name, config)
+    signals = _Signals()
+    try:
+        with signals.caught(), ThreadPoolExecutor(1) as background:
+            weights_ready = background.submit(
+                lambda: (facts := describe_environment(config), first_weights(config, facts))
+            )
+            view.event(f"starting {folder.name}: Kafka, environment, first weights")
+            with kafka(config) as (bootstrap_servers, broker):
+                cluster = Cluster(
+                    bootstrap_servers,
+                    config.kafka.client_properties,
+                    client_id=f"{folder.name}-train",
+                    stop=signals.stop,
+                )
+                cluster.admin().ping()
+                facts, weights = weights_ready.result()
+                if not create_run(cluster, folder.name, config, facts, weights):
+                    raise RunError(f"run {folder.name} exists on Kafka at {cluster.bootstrap_servers}: try again")
+                service = open_service(
+                    "train", folder.name, 0, bootstrap_servers, local_sets(config), folder, terminal=False, environ={}
+                )
+                view.event(f"Kafka at {cluster.bootstrap_servers}, logs in {folder / 'logs'}")
+                signals.roles_run = True
+                return _supervised(service, config, broker, view, signals.stop, started_ms, on_tick)
+    finally:
+        if not signals.roles_run:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
-def _local_sets(config: Config) -> tuple[str, ...]:
-    return (f"kafka.client_properties={config.kafka.client_properties}",) if config.kafka.client_properties else ()
+def _supervised(
+    service: Service,
+    config: Config,
+    broker: Broker | None,
+    view: LiveView,
+    stop: threading.Event,
+    started_ms: int,
+    on_tick: Callable[[list[RoleProcess]], None] | None,
+) -> Summary:
+    """Steps 4 to 6."""
+    assert service.run_dir is not None
+    progress = RunProgress()
+    follower = RunFollower(service, progress)
+    roles = role_processes(service.run, config, service.cluster.bootstrap_servers, service.run_dir)
+    failure: GorilaError | None = None
+    try:
+        with view:
+            reason = Supervision(config, roles, follower, progress, view, broker).watch(stop, on_tick)
+    except (RunError, BrokerError) as error:
+        failure, reason = error, "a role kept failing" if isinstance(error, RunError) else "Kafka failed"
+    finally:
+        ended_ms = int(time.time() * 1000)
+        killed = stop_all(roles)
+        if killed:
+            view.event(f"did not stop in time and were killed: {', '.join(killed)}")
+    summary = _finish(service, follower, progress, roles, started_ms, ended_ms, reason)
+    follower.close()
+    summary.write(service.run_dir)
+    if failure is not None:
+        raise failure
+    return summary
 
 
 def _finish(
+    service: Service,
     follower: RunFollower,
-    run: str,
-    config: Config,
     progress: RunProgress,
     roles: list[RoleProcess],
     started_ms: int,
     ended_ms: int,
     reason: str,
 ) -> Summary:
-    follower.poll(0.2)
-    follower.look_at_weights()
+    def measured(measure: Callable[[], T], otherwise: T) -> T:
+        try:
+            return measure()
+        except GorilaError as error:  # Kafka is gone: what is known already is still worth a summary
+            log.warning("summary.not_measured reason=%r", str(error))
+            return otherwise
+
+    while follower.poll(0.2):
+        pass
+    measured(follower.look_at_weights, None)
     return summarise(
-        run,
-        config,
+        service.run,
+        service.config,
         progress,
-        first_step_ms=follower.first_step_ms(),
+        first_step_ms=measured(follower.first_step_ms, None),
         started_ms=started_ms,
         ended_ms=ended_ms,
-        bytes_per_transition=follower.bytes_per_transition(),
-        dead_letters=follower.dead_letters(),
+        bytes_per_transition=measured(follower.bytes_per_transition, None),
+        dead_letters=measured(follower.dead_letters, 0),
         restarts=sum(role.restarts for role in roles),
+        weights_version=measured(lambda: _weights_file(service), None),
         ended_because=reason,
     )
+
+
+def _weights_file(service: Service) -> int | None:
+    """Version in the run's weights.safetensors: the evaluator's best, or the newest weights where it evaluated none."""
+    policy = importlib.import_module("gorila.policy")
+    assert service.run_dir is not None
+    path = service.run_dir / WEIGHTS_FILE
+    if not path.exists():
+        newest = WeightsFollower(service, targets=False)
+        try:
+            newest.poll(1.0)
+            if newest.view.version < 0:
+                return None
+            policy.save_weights(path, newest.view.flat(), newest.view.version, service.config, service.facts)
+        finally:
+            newest.close()
+    version: int = policy.version_of(path)
+    return version
