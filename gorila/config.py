@@ -228,6 +228,21 @@ class MonitorSection(Section):
     tensorboard: bool = True
 
 
+class ArchiveSection(Section):
+    """Local: the archiver's folder, and when it closes a file."""
+
+    dir: str = Field(
+        "", description="folder of Parquet files, one run each; empty: archive/ in the role's --run-dir. Set: `gorila train` runs an archiver too"
+    )
+    file_bytes: Positive = Field(
+        64 * 1024**2, description="a file (one row group) is closed at this size of its columns before compression"
+    )
+    file_age_s: PositiveFloat = Field(300.0, description="and this long after its first record; commits are as far behind")
+    memory_bytes: Positive = Field(
+        512 * 1024**2, description="buffered over all partitions at most: above it the largest file is closed early"
+    )
+
+
 class Config(Section):
     """The whole tree."""
 
@@ -241,6 +256,7 @@ class Config(Section):
     parameter_server: ParameterServerSection = ParameterServerSection()
     evaluator: EvaluatorSection = EvaluatorSection()
     monitor: MonitorSection = MonitorSection()
+    archive: ArchiveSection = ArchiveSection()
 
     @property
     def record_parts(self) -> int:
@@ -262,5 +278,5 @@ class Config(Section):
         return self
 
 
-LOCAL_SECTIONS = frozenset({"kafka", "monitor"})
+LOCAL_SECTIONS = frozenset({"kafka", "monitor", "archive"})
 LOCAL_KEYS = frozenset({"learner.torch_threads", "evaluator.lanes"})
