@@ -18,7 +18,7 @@ from gorila.errors import LocalError
 SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 UPDATES = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
 ANY = ("every role",)
-STREAM = ("learner", "parameter-server")
+STREAM = ("learner", "parameter-server", "archiver")
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +142,17 @@ METRICS: tuple[Metric, ...] = (
         ("actor", *STREAM),
     ),
     Metric("waiting_seconds_total", "counter", "seconds", "time spent waiting for other roles", (), ("actor", *STREAM)),
+    Metric("archive_files_total", "counter", "files", "Parquet files made durable, by topic", ("topic",), ("archiver",)),
+    Metric(
+        "archive_records_total",
+        "counter",
+        "records",
+        "records in files made durable, by topic",
+        ("topic",),
+        ("archiver",),
+    ),
+    Metric("archive_bytes_total", "counter", "bytes", "size of files made durable, by topic", ("topic",), ("archiver",)),
+    Metric("archive_buffered_bytes", "gauge", "bytes", "read and not yet in a durable file", (), ("archiver",)),
     Metric(
         "turn_seconds",
         "histogram",
