@@ -59,6 +59,8 @@ class Runtime:
 
     Optional methods of a processor, called when it has them:
         assigned({(topic, partition): start offset}), revoked([(topic, partition)]): a rebalance, told before the first and after the last record.
+        skipped(topic, partition, offset): a record went to dead-letters instead of `process`.
+        jumped(topic, partition, offset): records are gone from the log, reading goes on at `offset`.
         next_due_s() -> float: on tick's clock, when a tick is wanted even if nothing arrives.
 
     Args:
@@ -126,7 +128,7 @@ class Runtime:
         )
         self._commit_due_s, self._busy_until_s = now_s + self._commit_interval_s, now_s + BUSY_S
         for spec in self._inputs:
-            self._readers.append(InputReader(service, spec, self.metrics, self._assigned, self._revoked))
+            self._readers.append(InputReader(service, spec, self.metrics, self._assigned, self._revoked, self._jumped))
 
     def turn(self, wait_s: float | None = None) -> int:
         """One turn of the loop, waiting at most `wait_s` for a first record (None: until the next tick is due); how many records were handed in."""
@@ -237,6 +239,9 @@ class Runtime:
         self.service.dead_letter(received, reason, stage)
         self.metrics.count("dead_letters_total", topic=topic)
         self._skipped.bad(topic, received.partition, received.offset)
+        hook = getattr(self.processor, "skipped", None)
+        if hook is not None:
+            hook(topic, received.partition, received.offset)
 
     # ---- 5. flush, 6. snapshot, 7. commit
 
@@ -297,6 +302,11 @@ class Runtime:
         hook = getattr(self.processor, "assigned", None)
         if hook is not None:
             hook(starts)
+
+    def _jumped(self, topic: str, partition: int, offset: int) -> None:
+        hook = getattr(self.processor, "jumped", None)
+        if hook is not None:
+            hook(topic, partition, offset)
 
     def _revoked(self, reader: InputReader, partitions: list[Partition]) -> None:
         """Commit what is safe of what goes, then forget it. What is not acknowledged within FLUSH_S its next owner repeats."""
