@@ -60,6 +60,7 @@ class InputReader:
 
     Args:
         on_assigned, on_revoked: told {(logical topic, partition): start offset} and [(logical topic, partition)]; run inside `poll`.
+        on_jumped: told logical topic, partition and offset where reading goes on after records that are gone.
     """
 
     def __init__(
@@ -69,12 +70,13 @@ class InputReader:
         metrics: Metrics,
         on_assigned: Callable[[dict[Partition, int]], None],
         on_revoked: Callable[[InputReader, list[Partition]], None],
+        on_jumped: Callable[[str, int, int], None] = lambda topic, partition, offset: None,
     ) -> None:
         self.spec, self.topic = spec, spec.topic
         self.backlog: deque[Received] = deque()
         self.commits = spec.how != "newest"
         self._service, self._metrics = service, metrics
-        self._on_assigned, self._on_revoked = on_assigned, on_revoked
+        self._on_assigned, self._on_revoked, self._on_jumped = on_assigned, on_revoked, on_jumped
         self._full = service.topic(spec.topic)
         self._paused: list[Partition] = []
         self._polled_s = time.monotonic()
@@ -194,6 +196,7 @@ class InputReader:
             reason=str(error),
         )
         self._consumer.seek(error.topic, error.partition, offset)
+        self._on_jumped(self.topic, error.partition, offset)
 
     def rest(self) -> None:
         """Called while nobody wants this input: stay a member of the group without reading."""
