@@ -21,6 +21,7 @@ from gorila.run_follower import Lag
 from gorila.run_progress import RunProgress
 
 PLAIN_LINES_EVERY_S = 10.0
+WIDEST_COLUMNS = 100
 _BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -189,15 +190,14 @@ class LiveView:
             if progress.replay_waits_for
             else Text("")
         )
+        bar = Table.grid(padding=(0, 2))
+        bar.add_row(ProgressBar(total=1.0, completed=fraction, width=30), Text(goal))
         body = Group(
-            ProgressBar(total=1.0, completed=fraction),
-            Text(goal),
+            bar,
             numbers,
             lag,
             up,
             waits,
             *(Text(e, style="dim") for e in self._events),
         )
-        return Panel(
-            body, title=f"gorila train {self._config.run.preset} · {self._run} · {elapsed_s:.0f} s", expand=False
-        )
+        return Panel(body, title=f"{self._run} · {elapsed_s:.0f} s", width=min(WIDEST_COLUMNS, self._console.width))
