@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from consumers.gradient_step import Computed
 from consumers.outbox import OutboxPort, Slot
-from gorila.compression import codec
+from gorila.compression import gradient_codec
+from gorila.config import LearnerSection
 from gorila.errors import InvalidState
 from gorila.messages import Gradient
 from gorila.sharding import bounds
@@ -23,21 +24,26 @@ class GradientWriter:
     """Cuts, compresses, remembers.
 
     Attributes:
-        residual: float32 (P,), what was computed and not yet sent; None where the codec loses nothing.
+        residual: float32 (P,), what was computed and not yet sent; None where nothing is ever left over.
         unsent: slots that a restart must send again, oldest first.
         handled: {batches partition: highest batch offset in the outbox}.
         residual_lost: the codec keeps a residual and the outbox had none: a first start, or a lost disk.
     """
 
-    def __init__(self, learner_id: str, num_parameters: int, shards: int, codec_name: str, outbox: OutboxPort) -> None:
+    def __init__(
+        self, learner_id: str, num_parameters: int, shards: int, section: LearnerSection, outbox: OutboxPort
+    ) -> None:
         self._id, self._outbox = learner_id, outbox
-        self._codec = codec(codec_name)
+        self._codec = gradient_codec(section)
         self.bounds = bounds(num_parameters, shards)
-        self.residual: F32 | None = np.zeros(num_parameters, np.float32) if self._codec.lossy else None
         slots = outbox.complete_slots()
-        self.residual_lost = self.residual is not None and not slots
-        if slots and slots[-1].residual is not None and self.residual is not None:
-            self.residual[:] = slots[-1].residual
+        left_over = slots[-1].residual if slots else None
+        # What a lossy codec left over is sent even when its learner comes back with one that loses nothing.
+        keeps = self._codec.lossy or left_over is not None
+        self.residual: F32 | None = np.zeros(num_parameters, np.float32) if keeps else None
+        self.residual_lost = keeps and not slots
+        if left_over is not None and self.residual is not None:
+            self.residual[:] = left_over
         self.handled: dict[int, int] = {}
         for slot in slots:
             self.handled[slot.batch_partition] = max(slot.batch_offset, self.handled.get(slot.batch_partition, -1))
@@ -55,15 +61,16 @@ class GradientWriter:
         return self._codec.underflowed
 
     def write(self, identity: Identity, computed: Computed, samples: int, shard_versions: list[int]) -> list[Gradient]:
-        """The batch's gradients, in the outbox when this returns. Changes `computed.gradient` in place."""
+        """The batch's gradients, in the outbox when this returns."""
         values = computed.gradient
         if self.residual is not None:
-            values += self.residual
-        gradients = []
+            self.residual += values
+            values = self.residual
+        version, gradients = min(shard_versions), []
         for shard, (start, stop) in enumerate(self.bounds):
-            payload = self._codec.encode(values[start:stop])
+            payload = self._codec.encode(values[start:stop], version)
             if self.residual is not None:
-                self.residual[start:stop] = values[start:stop] - self._codec.decode(payload, stop - start)
+                self._codec.subtract(payload, self.residual[start:stop])
             gradients.append(
                 Gradient(
                     shard_id=shard,

@@ -94,7 +94,7 @@ class Learner:
         self._look_again_s = -math.inf
         self.step = GradientStep(config, facts)
         shards, learner = config.parameter_server.shards, config.learner
-        self.writer = GradientWriter(learner_id, self.step.num_parameters, shards, learner.codec, outbox)
+        self.writer = GradientWriter(learner_id, self.step.num_parameters, shards, learner, outbox)
         self.guard = OutlierGuard(config.learner.outlier_sigma, config.learner.outlier_warmup_batches)
         self.counts = LearnerCounts()
         self._collector = PartCollector()

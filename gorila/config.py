@@ -156,7 +156,20 @@ class LearnerSection(Section):
     beta_end: Fraction = 1.0
     beta_versions: Positive = Field(5000, description="global versions over which beta rises")
     clip_norm: NotNegative = Field(10.0, description="gradient norm over all shards, before compression; 0: off")
-    codec: Literal["fp32", "fp16"] = Field("fp32", description="of gradients")
+    codec: Literal["fp32", "fp16", "one-bit", "top-k"] = Field(
+        "fp32", description="of gradients; what one loses is sent with the next (error feedback)"
+    )
+    one_bit_block: Annotated[int, Field(ge=8, le=65536, multiple_of=8)] = Field(
+        1024, description="one-bit: values that share two scales; small networks want small blocks"
+    )
+    top_k_fraction: Annotated[float, Field(gt=0, le=0.25)] = Field(
+        0.001, description="top-k: share of a shard's values sent, at least 64 values"
+    )
+    top_k_warmup_versions: int = Field(
+        1000,
+        ge=0,
+        description="top-k: 25 %, 6.25 %, 1.6 %, .4 %, a quarter of these global versions each; 0: no warm-up",
+    )
     max_in_flight: int = Field(1, ge=0, description="gradients not yet covered by a snapshot read; 0: unbounded")
     commit_interval_ms: PositiveFloat = 50.0
     checkpoint_interval_s: PositiveFloat = 300.0
@@ -232,12 +245,15 @@ class ArchiveSection(Section):
     """Local: the archiver's folder, and when it closes a file."""
 
     dir: str = Field(
-        "", description="folder of Parquet files, one run each; empty: archive/ in the role's --run-dir. Set: `gorila train` runs an archiver too"
+        "",
+        description="folder of Parquet files, one run each; empty: archive/ in the role's --run-dir. Set: `gorila train` runs an archiver too",
     )
     file_bytes: Positive = Field(
         64 * 1024**2, description="a file (one row group) is closed at this size of its columns before compression"
     )
-    file_age_s: PositiveFloat = Field(300.0, description="and this long after its first record; commits are as far behind")
+    file_age_s: PositiveFloat = Field(
+        300.0, description="and this long after its first record; commits are as far behind"
+    )
     memory_bytes: Positive = Field(
         512 * 1024**2, description="buffered over all partitions at most: above it the largest file is closed early"
     )
@@ -273,10 +289,25 @@ class Config(Section):
             raise ValueError(
                 "replay.max_error_rows must be at least 2 * learner.batch_size, or sampling could never start"
             )
+        if self.learner.codec == "top-k" and self.parameter_server.optimizer == "adam":
+            raise ValueError(
+                'learner.codec = "top-k" does not learn with parameter_server.optimizer = "adam" (moments of values that are'
+                " seldom sent are skipped): adagrad, rmsprop or sgd"
+            )
         if self.actor.epsilon_end > self.actor.epsilon_start:
             raise ValueError("actor.epsilon_end must not be above actor.epsilon_start")
         return self
 
 
 LOCAL_SECTIONS = frozenset({"kafka", "monitor", "archive"})
-LOCAL_KEYS = frozenset({"learner.torch_threads", "evaluator.lanes"})
+LOCAL_KEYS = frozenset(
+    {
+        "learner.torch_threads",
+        "evaluator.lanes",
+        # Every gradient record names its codec: learners near and far share a run.
+        "learner.codec",
+        "learner.one_bit_block",
+        "learner.top_k_fraction",
+        "learner.top_k_warmup_versions",
+    }
+)

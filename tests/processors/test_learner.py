@@ -421,11 +421,24 @@ def conserved(loop: LearningLoop, computed: list[np.ndarray]) -> None:
     assert np.abs(residual).max() > 0
 
 
+LOSSY = ("fp16", "one-bit", "top-k")
+
+
+def lossy_config(name: str, shards: int, **learner: object):  # type: ignore[no-untyped-def]
+    """450 parameters, so that top-k leaves some out; it does not go with Adam."""
+    return small_config(
+        learner={"codec": name, "top_k_warmup_versions": 0, "one_bit_block": 64, **learner},
+        network={"hidden": [64]},
+        parameter_server={"shards": shards, "optimizer": "adagrad"},
+    )
+
+
+@pytest.mark.parametrize("name", LOSSY)
 @pytest.mark.parametrize("shards", [1, 2, 4])
-def test_what_was_sent_and_the_residual_are_what_was_computed(shards: int) -> None:
+def test_what_was_sent_and_the_residual_are_what_was_computed(shards: int, name: str) -> None:
     """Case 24."""
     computed: list[np.ndarray] = []
-    config = small_config(learner={"codec": "fp16"}, parameter_server={"shards": shards})
+    config = lossy_config(name, shards)
     loop = LearningLoop(config, wrap=remembering(computed))
     loop.serve()
     for number in range(1, 21):
@@ -439,9 +452,10 @@ def test_what_was_sent_and_the_residual_are_what_was_computed(shards: int) -> No
     ("call", "after"),
     [("poll", 0), ("poll", 1), ("produce", 0), ("produce", 1), ("produce", 2), ("commit", 0)],
 )
-def test_a_kill_at_any_call_loses_and_doubles_nothing(call: str, after: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", LOSSY)
+def test_a_kill_at_any_call_loses_and_doubles_nothing(name: str, call: str, after: int, tmp_path: Path) -> None:
     """Case 24: Σ sent + residual = Σ gradient, each batch once; what is sent again is the same bytes."""
-    config = small_config(learner={"codec": "fp16"}, parameter_server={"shards": 2})
+    config = lossy_config(name, 2)
     outbox = Outbox(tmp_path / "learner-0.outbox", "test", len(LearningLoop(config).initial), 2, SCHEMAS)
     computed: list[np.ndarray] = []
     loop = LearningLoop(config, outbox=outbox, wrap=remembering(computed))
@@ -481,6 +495,33 @@ def test_a_kill_at_any_call_loses_and_doubles_nothing(call: str, after: int, tmp
             payloads.setdefault(message.batch_offset, set()).add(record.value)
         assert len(payloads) == 12 and all(len(distinct) == 1 for distinct in payloads.values())
     assert [shard.state.version for shard in loop.shards] == [12, 12]
+
+
+def test_a_residual_left_by_a_lossy_codec_is_sent_by_one_that_loses_nothing() -> None:
+    outbox, computed = MemoryOutbox(), []  # type: ignore[var-annotated]
+    loop = LearningLoop(lossy_config("top-k", 1), outbox=outbox, wrap=remembering(computed))
+    loop.serve()
+    loop.feed(1)
+    left = loop.learner.writer.residual.copy()
+    assert np.abs(left).max() > 0
+    other = LearningLoop(lossy_config("fp32", 1), outbox=outbox, wrap=remembering(computed))
+    other.serve()
+    other.feed(1, 2)  # batch 1 is in the outbox
+    other.serve()
+    newest = other.gradients[-1]
+    assert newest.codec == "fp32"
+    assert codec("fp32").decode(newest.payload, len(left)) == pytest.approx(left + computed[-1], abs=1e-7)
+    assert not other.learner.writer.residual.any()
+
+
+def test_top_k_sends_more_while_the_global_version_is_young() -> None:
+    loop = LearningLoop(lossy_config("top-k", 1, top_k_warmup_versions=4))
+    loop.serve()
+    for number in range(1, 7):
+        loop.feed(number)
+        loop.serve()
+    entries = [len(g.payload) // 6 for g in loop.gradients]
+    assert entries == [112, 64, 64, 64, 64, 64]  # 25 % of 450, then never fewer than 64
 
 
 def test_a_restart_sends_the_newest_slots_again_byte_for_byte_before_anything_new() -> None:
