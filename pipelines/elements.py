@@ -105,8 +105,11 @@ def _owned_pieces(assignment: dict[int, int]) -> list[bytes]:
 
 
 def _owned(cursor: _Cursor) -> dict[int, int]:
-    pairs = [cursor.unpack(_ASSIGNED) for _ in range(cursor.count())]
-    return {partition: offset for partition, offset in pairs}
+    owned: dict[int, int] = {}
+    for _ in range(cursor.count()):
+        partition, offset = cursor.unpack(_ASSIGNED)
+        owned[partition] = offset
+    return owned
 
 
 class AssignmentCoder(Coder):

@@ -12,6 +12,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 from gorila.config import Config
 from gorila.errors import OffsetGone
@@ -25,6 +28,7 @@ OWN_METADATA = "gorila"
 LEARNED_RECORDS = 256
 PAUSE_AFTER_S = 1.0
 REFRESH_S = 0.01
+ANSWER_S = 1.0
 
 
 def records_a_poll(config: Config) -> int:
@@ -179,9 +183,9 @@ class LogReader:
             self._consumer = self._service.cluster.consumer(ends=True)
         return self._consumer
 
-    def bounds(self, topic: str, partition: int) -> tuple[int, int]:
+    def bounds(self, topic: str, partition: int, timeout_s: float = 10.0) -> tuple[int, int]:
         """(first offset there is, next offset to be written) of a logical topic. Raises BrokerError."""
-        return self._open().watermarks(self._service.topic(topic), partition)
+        return self._open().watermarks(self._service.topic(topic), partition, timeout_s)
 
     def offset_at(self, topic: str, partition: int, timestamp_ms: int) -> int:
         """First offset whose append time is not before `timestamp_ms`; the end where there is none. Raises BrokerError."""
@@ -216,6 +220,38 @@ class LogReader:
             self._consumer = None
 
 
+class CommittedOffsets:
+    """Committed offsets of a group we are not in, asked for in the background: LagGate's source.
+
+    Asked by a consumer that never joins, not by an admin client: librdkafka's ListConsumerGroupOffsets ends the process with SIGSEGV when the
+    coordinator is moving or Kafka stops (confluentinc/librdkafka issue 5040, seen here with 2.16.1 at each stop of a broker).
+    """
+
+    def __init__(self, service: Service, group: str) -> None:
+        self._consumer = service.cluster.consumer(group)
+        self._thread = ThreadPoolExecutor(1, "committed-offsets")
+
+    def group_offsets_later(self, group: str, partitions: list[Partition]) -> Future[Any]:
+        """The answer in the shape `gorila.kafka.admin.read_group_offsets` reads."""
+        return self._thread.submit(self._ask, partitions)
+
+    def _ask(self, partitions: list[Partition]) -> Any:
+        found = self._consumer.committed(partitions, ANSWER_S)
+        marks = [_Mark(*where, -1 if offset is None else offset) for where, (offset, _) in found.items()]
+        return SimpleNamespace(topic_partitions=marks)
+
+    def close(self) -> None:
+        """After the question on its way, which takes ANSWER_S at most."""
+        self._thread.shutdown(cancel_futures=True)
+        self._consumer.close()
+
+
+class _Mark(NamedTuple):
+    topic: str
+    partition: int
+    offset: int
+
+
 class BatchWriter:
     """Writes what was drawn; knows whether a learner is behind. Used by one thread."""
 
@@ -226,7 +262,16 @@ class BatchWriter:
         self._partitions = config.learner.count
         group = group_name(service.run, "learner")
         bound = config.replay.max_lag_batches * config.record_parts
-        self._gate = LagGate(service.cluster, group, self._topic, range(self._partitions), bound, refresh_s=REFRESH_S)
+        self._offsets = CommittedOffsets(service, group)
+        self._gate = LagGate(
+            service.cluster,
+            group,
+            self._topic,
+            range(self._partitions),
+            bound,
+            source=self._offsets,
+            refresh_s=REFRESH_S,
+        )
         self._producer = service.cluster.producer()
         ends = service.cluster.admin().end_offsets([(self._topic, p) for p in range(self._partitions)])
         self._next = {p: ends[(self._topic, p)] for p in range(self._partitions)}
@@ -274,6 +319,8 @@ class BatchWriter:
         """Wait until everything is acknowledged; how many records are not. Raises BrokerError."""
         return self._producer.flush(timeout_s)
 
-    def close(self) -> None:
-        """After `drain`."""
-        self._producer.close()
+    def close(self, timeout_s: float) -> None:
+        """After `drain`. With no time to wait, what would wait for Kafka is left to the process's end."""
+        self._producer.close(timeout_s)
+        if timeout_s:
+            self._offsets.close()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import apache_beam as beam
 
-if TYPE_CHECKING:
-    from gorila.service import Service
+from gorila.service import Service
+from pipelines import replay_fns, split_registry
+from pipelines.runner import local_options, local_runner
+from pipelines.split_registry import Address
 
 
 def run_replay(service: Service) -> None:
@@ -14,12 +16,6 @@ def run_replay(service: Service) -> None:
     Raises:
         BrokerError, RunError: as they were raised inside the pipeline, not as Beam wraps them.
     """
-    import apache_beam as beam
-
-    from pipelines import replay_fns, split_registry
-    from pipelines.runner import local_options, local_runner
-    from pipelines.split_registry import Address
-
     split_registry.adopt(service)
     room = split_registry.room(Address.of(service), service.name)
     try:

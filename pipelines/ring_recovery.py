@@ -3,7 +3,8 @@
 Recovery of a ring, in this order:
 1. transitions before its start, back to as many rows as the ring holds; they are no new inserts;
 2. learned priorities from the append time of the oldest of those, in order: the last writer wins;
-3. a priority of a row between the start and the log's end at that moment waits until its row has come.
+3. while rows between the start and the log's end at that moment are still to come, what was learned about the actor waits for them: it may be
+   about them, or about rows that cannot be sampled before their n-step successors are back.
 Equal afterwards: the live (offset, row) set, every leaf, N.
 """
 
@@ -31,8 +32,7 @@ class RingRecovery:
 
     def __init__(self, service: Service, replay: ReplaySplit, log: LogReader) -> None:
         self._service, self._replay, self._log = service, replay, log
-        # partition → (first offset not recovered, end of the log then): priorities of rows between are held.
-        self._behind: dict[int, tuple[int, int]] = {}
+        self._behind: dict[int, int] = {}  # partition → end of the log when its ring was opened
         self._held: list[Priorities] = []
 
     def open_rings(self, starts: Mapping[int, int], priorities_next: int) -> None:
@@ -46,7 +46,7 @@ class RingRecovery:
         for partition, start in starts.items():
             end = self._log.bounds("transitions", partition)[1]
             if start < end:
-                self._behind[partition] = (start, end)
+                self._behind[partition] = end
             before = self._newest_before(partition, start)
             self._replay.open_ring(partition, before[0][0].offset if before else start)
             for record, block in before:
@@ -130,14 +130,12 @@ class RingRecovery:
         self._behind.pop(partition, None)
 
     def learned(self, priorities: Priorities) -> None:
-        """Apply, or hold what is of rows that have not come yet (3)."""
+        """Apply, or hold (3)."""
         if self._behind:
-            ahead = np.zeros(len(priorities.row), dtype=np.bool_)
-            for partition, (start, _) in self._behind.items():
-                ahead |= (priorities.partition == partition) & (priorities.offset >= start)
-            if ahead.any():
-                self._held.append(_rows(priorities, ahead))
-                priorities = _rows(priorities, ~ahead)
+            early = np.isin(priorities.partition, list(self._behind))
+            if early.any():
+                self._held.append(_rows(priorities, early))
+                priorities = _rows(priorities, ~early)
         if len(priorities.row):
             self._replay.learned(priorities)
 
@@ -145,7 +143,7 @@ class RingRecovery:
         """After transitions: once the rings have come to where the log ended, what was held applies, in order."""
         if not self._behind:
             return
-        behind = any((self._replay.next_offset(p) or 0) < end for p, (_, end) in self._behind.items())
+        behind = any((self._replay.next_offset(p) or 0) < end for p, end in self._behind.items())
         if behind and len(self._held) < HELD_RECORDS:
             return
         self._behind.clear()

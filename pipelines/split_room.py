@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TypeVar
 
-from gorila.errors import BadRecord
+from gorila.errors import BadRecord, BrokerError
 from gorila.kafka import Received
 from gorila.messages import Message, Priorities, ReplayStats, TransitionBlock
 from gorila.seeds import generator
@@ -22,9 +22,11 @@ from pipelines.kafka_io import BatchWriter, LogReader, SplitReader
 from pipelines.replay import ReplaySplit
 from pipelines.ring_recovery import RingRecovery
 
-DRAIN_S = 3.0
+DRAIN_S = 2.0
+CLOSE_S = 1.0
 WAIT_LOG_S = 5.0
 LOW_WATERMARKS_MS = 10_000
+LOW_WATERMARK_S = 0.5
 M = TypeVar("M", bound=Message)
 
 
@@ -111,8 +113,14 @@ class SplitRoom:
             yield self._stats(chunk.time_ms)
         if chunk.time_ms >= self._low_due_ms:
             self._low_due_ms = chunk.time_ms + LOW_WATERMARKS_MS
+            self._forget_what_the_log_forgot()
+
+    def _forget_what_the_log_forgot(self) -> None:
+        try:
             for partition in self._owned:
-                self.replay.low_watermark(partition, self._log.bounds("transitions", partition)[0])
+                self.replay.low_watermark(partition, self._log.bounds("transitions", partition, LOW_WATERMARK_S)[0])
+        except BrokerError:
+            return  # Kafka is away, its door has said so: next time
 
     def _draw(self) -> Iterator[Drawn]:
         parts = self.service.config.record_parts
@@ -191,17 +199,24 @@ class SplitRoom:
                 self.replay.other_split(stats)
 
     def close(self) -> None:
-        """Publish the totals, wait until everything is acknowledged, commit what was handled, leave. Raises BrokerError."""
+        """Publish the totals, wait until everything is acknowledged, commit what was handled, leave: within 5 s, Kafka there or not.
+
+        Raises:
+            BrokerError: a record failed for good.
+        """
+        left = 0
         try:
             if self.failure is None:
                 self.writer.write(self._stats(int(time.time() * 1000)))
             left = self.writer.drain(DRAIN_S)
             if self.reader is not None:
                 self.reader.handled(self.positions(), now=True)
-                self.reader.commit_now()
+                if not left:
+                    self.reader.commit_now()
             self.service.log.info("replay.stopped", unacknowledged=left, positions=self.positions())
         finally:
-            self.writer.close()
-            self._log.close()
-            if self.reader is not None:
+            self.writer.close(0.0 if left else CLOSE_S)
+            # With Kafka away leaving the group would wait for it; a static member keeps its partitions either way.
+            if self.reader is not None and not left:
                 self.reader.close()
+            self._log.close()

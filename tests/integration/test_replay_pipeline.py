@@ -23,6 +23,7 @@ from gorila.config import Config
 from gorila.environment_facts import EnvironmentFacts
 from gorila.errors import BadRecord
 from gorila.kafka import Cluster, Received
+from gorila.local.broker import Broker
 from gorila.messages import Batch, Message, Priorities, ReplayStats, TransitionBlock
 from gorila.observations import compress
 from gorila.run_record import create_run
@@ -157,6 +158,7 @@ class Run:
         consumer = self.cluster.consumer(f"{self.name}.{group}")
         consumer.commit({(self.topic(topic), 0): offset}, metadata=metadata, wait=True)
         consumer.close()
+        assert self.committed(0, group, topic) == offset, "refused: the group has members"
 
     def service(self, index: int = 0) -> Service:
         return open_service("replay", self.name, index, self.servers)
@@ -284,19 +286,23 @@ def test_killed_it_comes_back_with_an_equal_memory(make_run: Callable[..., Run],
 
 def test_a_priority_of_a_row_that_is_still_to_come_waits_for_it(make_run: Callable[..., Run]) -> None:
     """Killed between a block and its commit: what was learned about that block is in the log before the ring has it again."""
-    run = make_run("replay.max_lag_batches=1000")
+    run = make_run()
     for _ in range(6):
         run.block()
-    with run.replay() as room:
-        batches = run.batches(20)
-        for number, batch in enumerate(batches):
-            run.learned(batch, number, 5.0 + number)
-        until(lambda: room._priorities_next == 20, "the priorities to be handled")
-        equal = fingerprint(room.replay)
+    records = run.read("transitions", lambda found: len(found) == 6)
+    undisturbed = SplitRoom(run.service(1), "replay-1")
+    drawn = list(undisturbed.handle(Chunk(0, 0, {0: 0}, records)))
+    batches = [run.schemas.expect(value, Batch) for one in drawn if one.topic == "batches" for value in one.values]
+    for number, batch in enumerate(batches):
+        run.learned(batch, number, 5.0 + number)
+    learned = run.read("priorities", lambda found: len(found) == len(batches))
+    list(undisturbed.handle(Chunk(0, 0, None, [], learned)))
+    equal = fingerprint(undisturbed.replay)
+    undisturbed.close()
     run.commit("replay", "transitions", 3)
     with run.replay() as room:
-        until(lambda: room.positions() == {0: 6}, "the blocks to be handled")
-        until(lambda: fingerprint(room.replay) == equal, "an equal memory")
+        until(lambda: room.positions() == {0: 6} and fingerprint(room.replay) == equal, "an equal memory")
+        assert run.newest_stats().inserts_total <= 3 * 16, "it did start at the commit"
 
 
 def test_what_an_operator_committed_is_obeyed_and_the_ring_is_filled_from_before_it(
@@ -392,6 +398,30 @@ def test_sigterm_drains_and_commits(make_run: Callable[..., Run], tmp_path: Path
     assert position is not None
     assert stats.inserts_total == position * 16, "everything handled is committed, and nothing else"
     assert run.end("batches") == stats.batches_total * run.config.record_parts, "everything drawn is in the log"
+
+
+def test_kafka_goes_away_and_comes_back_and_the_pipeline_goes_on(tmp_path: Path) -> None:
+    """A process of its own: asking an admin client for committed offsets at this moment ends the process (kafka_io.CommittedOffsets)."""
+    own = Broker(tmp_path / "broker")
+    run = Run(own.start().bootstrap_servers)
+    process = run.process(tmp_path / "memory")
+    try:
+        run.block(), run.block()
+        run.batches(2)
+        own.stop()
+        # Its socket closed, every client of the process has noticed; what it was about to write waits in its queue.
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(3)
+        own.start()
+        run.block()
+        until(lambda: run.committed() == 3, "the new block to be handled")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+        assert run.newest_stats().inserts_total == 3 * 16
+    finally:
+        process.kill()
+        process.wait()
+        own.stop()
 
 
 def test_idle_it_does_not_spin(make_run: Callable[..., Run]) -> None:
