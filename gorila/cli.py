@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import json
+import logging
 import os
 import signal
 import sys
@@ -82,6 +83,10 @@ def _role_command(role: str, target: str, about: str) -> Callable[..., None]:
         stop_with_supervisor(service.stop)
         module, _, name = target.partition(":")
         getattr(importlib.import_module(module), name)(service)
+        # Everything is flushed, committed and closed. Taking torch and Beam apart object by object costs a second of the five a stop may take.
+        logging.shutdown()
+        sys.stdout.flush()
+        os._exit(0)
 
     command.__doc__ = f"{about}\n\nExample: gorila {role} --run RUN --bootstrap-servers localhost:9092"
     return command
