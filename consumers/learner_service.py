@@ -121,9 +121,7 @@ def run_learner(service: Service) -> None:
         look_again=lambda: _look_for_weights(service, view),
     )
     learner.service = service
-    learner.metrics = Metrics(service.role, service.run, service.name)
-    if config.monitor.metrics_port:
-        learner.metrics.serve(config.monitor.metrics_host, config.monitor.metrics_port)
+    learner.metrics = service.metrics
     learner.checkpoint_path = folder / f"{service.name}.safetensors"
     learner.checkpoint_due_s = started_s + config.learner.checkpoint_interval_s
     lost = learner.writer.residual_lost
@@ -146,7 +144,6 @@ def run_learner(service: Service) -> None:
         gates={"gradients": GradientGate(service)},
         commit_interval_s=config.learner.commit_interval_ms / 1000,
         tick_interval_s=TICK_INTERVAL_S,
-        metrics=learner.metrics,
     )
     try:
         runtime.run()

@@ -81,8 +81,12 @@ def _role_command(role: str, target: str, about: str) -> Callable[..., None]:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: service.stop.set())
         stop_with_supervisor(service.stop)
+        service.serve_status()
         module, _, name = target.partition(":")
-        getattr(importlib.import_module(module), name)(service)
+        try:
+            getattr(importlib.import_module(module), name)(service)
+        finally:
+            service.health.close()
         # Everything is flushed, committed and closed. Taking torch and Beam apart object by object costs a second of the five a stop may take.
         logging.shutdown()
         sys.stdout.flush()

@@ -236,8 +236,13 @@ class EvaluatorSection(Section):
 class MonitorSection(Section):
     """Local: the monitor and the HTTP endpoints."""
 
-    metrics_host: str = "127.0.0.1"
+    metrics_host: str = Field(
+        "127.0.0.1", description="where /metrics, /healthz and /readyz listen; 0.0.0.0 in a container"
+    )
     metrics_port: int = Field(0, ge=0, le=65535, description="0: none")
+    health_file: str = Field(
+        "", description="touched once a second while the role's loop turns, for probes without HTTP; empty: none"
+    )
     tensorboard: bool = True
 
 

@@ -74,7 +74,7 @@ class DeadLetters:
             BrokerError: refused, or not acknowledged: nothing after it may be committed.
         """
         if self._producer is None:
-            self._producer = self._cluster.producer()
+            self._producer = self._cluster.producer(watched="")
         class_name = type(reason).__name__ if isinstance(reason, GorilaError) else "BadRecord"
         headers = headers_of(received, str(reason), stage, class_name, self._role, self._index)
         self._producer.send(self._topic, received.value, key=received.topic.encode(), headers=headers)

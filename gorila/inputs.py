@@ -86,11 +86,11 @@ class InputReader:
         group = (spec.group or service.group) if self.commits else None
         if spec.how == "group":
             self._consumer: ConsumerPort = service.cluster.consumer(
-                group, instance_id=service.name, on_assign=self._assigned, on_revoke=self._revoked
+                group, instance_id=service.name, on_assign=self._assigned, on_revoke=self._revoked, watched=self.topic
             )
             self._consumer.subscribe([self._full])
         else:
-            self._consumer = service.cluster.consumer(group)
+            self._consumer = service.cluster.consumer(group, watched=self.topic)
             starts = self._explicit_starts()
             self._consumer.assign(starts)
             self._tell_assigned(starts)

@@ -1,4 +1,5 @@
-"""Every metric of the product, declared once: name, kind, unit, help, labels, roles. The only door to prometheus_client.
+"""Every metric of the product, declared once: name, kind, unit, help, labels, roles (here what roles count at work; what every process shows
+and what the monitor tells of a run in gorila/metric_catalogue.py). The only door to prometheus_client.
 
 docs/metrics.md is `markdown_table()`; a test keeps it fresh. A name that is not in METRICS cannot be counted: it is a KeyError in the
 first test that runs the line. On the scrape page each name is prefixed `gorila_` and carries the labels `role`, `run`, `process`.
@@ -6,43 +7,30 @@ first test that runs the line. On the scrape page each name is prefixed `gorila_
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+import time
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+import psutil
+from prometheus_client import CONTENT_TYPE_LATEST as CONTENT_TYPE
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.registry import Collector
 
-from gorila.errors import LocalError
+from gorila.metric_catalogue import CLIENTS, PROCESS, RUN, Metric
 
-# Histograms in seconds: from one Kafka round trip on one machine (0.5 ms) to the stop promise (5 s).
-SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
-UPDATES = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
-ANY = ("every role",)
+__all__ = ["BY_NAME", "CONTENT_TYPE", "METRICS", "Metric", "Metrics", "markdown_table"]
+
 STREAM = ("learner", "parameter-server", "archiver")
-
-
-@dataclass(frozen=True, slots=True)
-class Metric:
-    """One declaration. `unit` is a word a person reads; counters end in `_total` as Prometheus wants."""
-
-    name: str
-    kind: Literal["counter", "gauge", "histogram"]
-    unit: str
-    help: str
-    labels: tuple[str, ...] = ()
-    roles: tuple[str, ...] = ANY
-    buckets: tuple[float, ...] = SECONDS
-
+FLOW = (*STREAM, "replay")
 
 METRICS: tuple[Metric, ...] = (
-    Metric("records_read_total", "counter", "records", "records handed in, by topic", ("topic",), STREAM),
+    *PROCESS,
+    Metric("records_read_total", "counter", "records", "records handed in, by topic", ("topic",), FLOW),
     Metric(
         "records_written_total",
         "counter",
         "records",
         "records acknowledged by the broker, by topic",
         ("topic",),
-        ("actor", *STREAM),
+        ("actor", "evaluator", *FLOW),
     ),
     Metric(
         "bytes_written_total",
@@ -50,7 +38,7 @@ METRICS: tuple[Metric, ...] = (
         "bytes",
         "value bytes handed to the producer, by topic",
         ("topic",),
-        ("actor", *STREAM),
+        ("actor", "evaluator", *FLOW),
     ),
     Metric(
         "dead_letters_total",
@@ -58,7 +46,7 @@ METRICS: tuple[Metric, ...] = (
         "records",
         "records sent to dead-letters, by the topic they came from",
         ("topic",),
-        STREAM,
+        FLOW,
     ),
     Metric(
         "offsets_gone_total",
@@ -161,6 +149,8 @@ METRICS: tuple[Metric, ...] = (
         (),
         STREAM,
     ),
+    *CLIENTS,
+    *RUN,
 )
 BY_NAME = {metric.name: metric for metric in METRICS}
 
@@ -174,6 +164,8 @@ class Metrics:
         self._made: dict[str, Collector] = {}
         # Looking a child up by its labels takes prometheus_client several microseconds; the loops count every record.
         self._children: dict[tuple[str, str, tuple[tuple[str, str], ...]], Counter | Gauge | Histogram] = {}
+        self._totals: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
+        self._process = psutil.Process()
 
     def _child(self, name: str, kind: str, labels: dict[str, str]) -> Counter | Gauge | Histogram:
         key = (name, kind, tuple(labels.items()))
@@ -210,6 +202,12 @@ class Metrics:
         assert isinstance(child, Counter)
         child.inc(amount)
 
+    def total(self, name: str, value: float, **labels: str) -> None:
+        """Bring a counter to a total that is kept elsewhere. One that went back (its keeper restarted) is counted on from where it is now."""
+        key = (name, tuple(labels.items()))
+        self.count(name, max(0.0, value - self._totals.get(key, 0.0)), **labels)
+        self._totals[key] = value
+
     def gauge(self, name: str, value: float, **labels: str) -> None:
         """Set a gauge. Raises KeyError as `count` does."""
         child = self._child(name, "gauge", labels)
@@ -228,13 +226,25 @@ class Metrics:
         found = self._registry.get_sample_value(f"gorila_{name}{suffix}", {**self._fixed, **labels})
         return 0.0 if found is None else found
 
-    def serve(self, host: str, port: int) -> int:
-        """Start the scrape page; returns the port (0 asks the system for a free one). Raises LocalError when it is taken."""
-        try:
-            server, _ = start_http_server(port, addr=host, registry=self._registry)
-        except OSError as error:
-            raise LocalError(f"monitor.metrics_port = {port}: cannot listen on {host}: {error.strerror}") from None
-        return int(server.server_port)
+    def show_process(self, ready: bool, beat_age_s: float) -> None:
+        """What every process shows, as it is now."""
+        self.gauge("ready", float(ready))
+        self.gauge("beat_age_seconds", beat_age_s)
+        self.gauge("start_time_seconds", self._process.create_time())
+        self.total("cpu_seconds_total", time.process_time())
+        self.gauge("resident_bytes", self._process.memory_info().rss)
+
+    def forget(self, name: str, **labels: str) -> None:
+        """Take a series off the page: what it told of is not this process's any more."""
+        made = self._made.get(name)
+        if isinstance(made, Counter | Gauge | Histogram):
+            made.remove(*self._fixed.values(), *(labels[label] for label in BY_NAME[name].labels))
+        for kind in ("counter", "gauge", "histogram"):
+            self._children.pop((name, kind, tuple(labels.items())), None)
+
+    def page(self) -> bytes:
+        """What Prometheus scrapes (content type: CONTENT_TYPE)."""
+        return generate_latest(self._registry)
 
 
 def markdown_table() -> str:

@@ -13,6 +13,8 @@ from gorila.codec import Schemas
 from gorila.config import Config
 from gorila.errors import GorilaError
 from gorila.event_log import EventLogger
+from gorila.health import Health
+from gorila.metrics import Metrics
 
 if TYPE_CHECKING:
     from gorila.kafka import Received
@@ -68,6 +70,7 @@ class ClusterPort(Protocol):
         instance_id: str | None = ...,
         on_assign: OnAssign | None = ...,
         on_revoke: OnRevoke | None = ...,
+        watched: str = ...,
     ) -> ConsumerPort: ...
 
 
@@ -99,6 +102,10 @@ class ServicePort(Protocol):
     def log(self) -> EventLogger: ...
     @property
     def stop(self) -> threading.Event: ...
+    @property
+    def metrics(self) -> Metrics: ...
+    @property
+    def health(self) -> Health: ...
     def topic(self, name: str) -> str: ...
     def dead_letter(self, received: Received, reason: str | GorilaError, stage: str = ...) -> None:
         """Acknowledged on return."""

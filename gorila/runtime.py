@@ -85,8 +85,7 @@ class Runtime:
         if sum(spec.how == "group" for spec in inputs) > 1:
             raise ValueError("one group input a role: static membership knows a process by one name")
         self.service, self.processor = service, processor
-        self.metrics = metrics or Metrics(service.role, service.run, service.name)
-        self._serves_metrics = metrics is None
+        self.metrics = metrics or service.metrics
         self._inputs, self._gates, self._clock = tuple(inputs), dict(gates or {}), clock
         self._commit_interval_s, self._tick_interval_s = commit_interval_s, tick_interval_s
         self._readers: list[InputReader] = []
@@ -106,6 +105,7 @@ class Runtime:
         """
         try:
             self.open()
+            self.service.health.ready()
             while not self.service.stop.is_set():
                 self.turn()
             self.drain()
@@ -113,10 +113,7 @@ class Runtime:
             self.close()
 
     def open(self) -> None:
-        """Make the clients and find where to begin. The scrape page is started here unless `metrics` were given, whose owner serves them."""
-        monitor = self.service.config.monitor
-        if self._serves_metrics and monitor.metrics_port:
-            self.metrics.serve(monitor.metrics_host, monitor.metrics_port)
+        """Make the clients and find where to begin."""
         service, now_s = self.service, self._clock()
         self._emission = Emission(
             service.cluster.producer(),
@@ -128,10 +125,12 @@ class Runtime:
         )
         self._commit_due_s, self._busy_until_s = now_s + self._commit_interval_s, now_s + BUSY_S
         for spec in self._inputs:
+            service.health.beat()
             self._readers.append(InputReader(service, spec, self.metrics, self._assigned, self._revoked, self._jumped))
 
     def turn(self, wait_s: float | None = None) -> int:
         """One turn of the loop, waiting at most `wait_s` for a first record (None: until the next tick is due); how many records were handed in."""
+        self.service.health.beat()
         # 1. Poll.
         arrived = self._poll(self._until_tick_s() if wait_s is None else wait_s)
         began_s = self._clock()
@@ -237,7 +236,6 @@ class Runtime:
 
     def _bad(self, topic: str, received: Received, reason: BadRecord, stage: str) -> None:
         self.service.dead_letter(received, reason, stage)
-        self.metrics.count("dead_letters_total", topic=topic)
         self._skipped.bad(topic, received.partition, received.offset)
         hook = getattr(self.processor, "skipped", None)
         if hook is not None:

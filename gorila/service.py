@@ -7,15 +7,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gorila.client_statistics import ClientStatistics
 from gorila.codec import Schemas
 from gorila.config import Config
 from gorila.dead_letters import DeadLetters
 from gorila.environment_facts import EnvironmentFacts
 from gorila.errors import GorilaError, UsageError
 from gorila.event_log import EventLogger, open_log
+from gorila.health import Health
 from gorila.kafka import Cluster, Received
+from gorila.metrics import Metrics
 from gorila.run_record import read_run
 from gorila.settings import canonical_json, config_of_run, local_kafka
+from gorila.status_page import StatusPage
 from gorila.topics import full_name, group_name
 
 LOGGED_DEAD_LETTERS = 100
@@ -30,6 +34,7 @@ class Service:
         stop: set to end the process; whoever waits looks at it at least twice a second.
         run_dir: the run's folder on this machine, or None.
         sets: `--set` strings this process was started with.
+        metrics, health: the process's; `serve_status` shows them.
     """
 
     role: str
@@ -47,6 +52,9 @@ class Service:
 
     def __post_init__(self) -> None:
         self.name = self.name or f"{self.role}-{self.index}"
+        self.metrics = Metrics(self.role, self.run, self.name)
+        self.health = Health(self.stop, self.config.monitor.health_file)
+        self._page: StatusPage | None = None
         self._dead_letters = DeadLetters(self.cluster, self.topic("dead-letters"), self.role, self.index)
 
     def topic(self, name: str) -> str:
@@ -73,10 +81,25 @@ class Service:
         if self._dead_letters.total < LOGGED_DEAD_LETTERS:
             self.log.warning("record.dead_letter", **where, reason=str(reason))
         self._dead_letters.send(received, reason, stage)
+        self.metrics.count("dead_letters_total", topic=received.topic.removeprefix(full_name(self.run, "")))
+
+    def serve_status(self) -> None:
+        """Serve /metrics, /healthz and /readyz from here on, when monitor.metrics_port says so. Raises LocalError when the port is taken.
+
+        Clients made afterwards report librdkafka's statistics.
+        """
+        monitor = self.config.monitor
+        if monitor.metrics_port and self._page is None:
+            self._page = StatusPage(self.metrics, self.health, monitor.metrics_host, monitor.metrics_port)
+            self.cluster.on_statistics = ClientStatistics(self.metrics, full_name(self.run, "")).take
 
     def close(self) -> None:
         """Flush what is left. The role's own clients are its own to close."""
         self._dead_letters.close()
+        self.health.close()
+        if self._page is not None:
+            self._page.close()
+            self._page = None
 
 
 def open_service(

@@ -67,7 +67,7 @@ class SourceLoop:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.service, self.source, self._clock = service, source, clock
-        self.metrics = metrics or Metrics(service.role, service.run, service.name)
+        self.metrics = metrics or service.metrics
         self._gates = dict(gates or {})
         self._waits = WaitLog(service.log, self.metrics)
         self._emission: Emission
@@ -77,6 +77,7 @@ class SourceLoop:
         """Turns until `service.stop`, then `drain`. Raises BrokerError, and whatever the source raises."""
         try:
             self.open()
+            self.service.health.ready()
             while not self.service.stop.is_set():
                 self.turn()
             self.drain()
@@ -93,6 +94,7 @@ class SourceLoop:
     def turn(self) -> bool:
         """One turn; whether the source stepped."""
         emission, now_s = self._emission, self._clock()
+        self.service.health.beat()
         # 1. Release.
         emission.serve()
         if emission.held:

@@ -23,6 +23,7 @@ class WaitLog:
             if self._said:
                 self._log.info("waiting.over", whom=self._whom, seconds=now_s - self._since_s)
                 self._metrics.gauge("waiting", 0)
+                self._metrics.gauge("waiting_for", 0, whom=self._whom)
             if self._whom:
                 self._metrics.count("waiting_seconds_total", max(0.0, now_s - self._since_s))
             self._whom, self._since_s, self._said = whom, now_s, False
@@ -30,3 +31,4 @@ class WaitLog:
             self._said = True
             self._log.warning("waiting.began", whom=waiting_for)
             self._metrics.gauge("waiting", 1)
+            self._metrics.gauge("waiting_for", 1, whom=whom)

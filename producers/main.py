@@ -154,13 +154,10 @@ def run_actor(service: Service) -> None:
         [service.index],
         service.config.actor.max_lag_records,
     )
-    metrics = Metrics(service.role, service.run, service.name)
-    if service.config.monitor.metrics_port:
-        metrics.serve(service.config.monitor.metrics_host, service.config.monitor.metrics_port)
     service.log.info("actor.start", epoch=epoch, lanes=service.config.actor.lanes, environment=service.facts.id)
     follower = WeightsSampler(service, service.config.actor.refresh_s)
     try:
-        source = ActorSource(service.config, core, follower, metrics)
-        SourceLoop(service, source, gates={"transitions": gate}, metrics=metrics).run()
+        source = ActorSource(service.config, core, follower, service.metrics)
+        SourceLoop(service, source, gates={"transitions": gate}).run()
     finally:
         follower.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -15,6 +16,9 @@ from gorila.kafka.producer import Producer
 from gorila.topics import MAX_RECORD_BYTES
 
 
+STATISTICS_MS = 5000
+
+
 class Cluster:
     """How to reach one Kafka. Connects nothing by itself; every client of a process is made here.
 
@@ -23,6 +27,10 @@ class Cluster:
         client_properties: path of a Java-style properties file, or empty.
         client_id: shown by Kafka's tools and used by quotas.
         stop: set when the process must end: a `send` that waits for room then gives up after STOP_GRACE_S.
+
+    Attributes:
+        on_statistics: told (client label, librdkafka's statistics) every STATISTICS_MS from inside a watched client's poll; for clients made
+            after it was set.
     """
 
     def __init__(
@@ -41,6 +49,7 @@ class Cluster:
         self.bootstrap_servers = settings["bootstrap.servers"]
         self.client_id = client_id or settings.get("client.id", "gorila")
         self.stop = stop
+        self.on_statistics: Callable[[str, Mapping[str, Any]], None] | None = None
 
     def client_settings(self, kind: str, extra: Mapping[str, Any]) -> tuple[dict[str, Any], Link]:
         """Settings of one client, and what it learns about the connection."""
@@ -58,9 +67,25 @@ class Cluster:
         }
         return settings, link
 
-    def producer(self, *, transactional_id: str | None = None, linger_ms: float = 0) -> Producer:
-        """An idempotent producer; with an id, a transactional one (which fences its predecessor: may take a second)."""
-        return Producer(self, transactional_id, linger_ms)
+    def statistics_settings(self, watched: str) -> dict[str, Any]:
+        """Settings that make a client tell `on_statistics` about itself.
+
+        Args:
+            watched: its label there; empty: never. Only for a client that is polled all its life: librdkafka queues statistics until somebody polls.
+        """
+        tell = self.on_statistics
+        if not watched or tell is None:
+            return {}
+        return {
+            "statistics.interval.ms": STATISTICS_MS,
+            "stats_cb": lambda text: tell(watched, json.loads(text)),
+        }
+
+    def producer(self,
+        self, *, transactional_id: str | None = None, linger_ms: float = 0, watched: str = "producer"
+    ) -> Producer:
+        """An idempotent producer; with an id, a transactional one (which fences its predecessor: may take a second). `watched`: see statistics_settings."""
+        return Producer(self, transactional_id, linger_ms, watched)
 
     def consumer(
         self,
@@ -71,6 +96,7 @@ class Cluster:
         on_revoke: Callable[[list[Partition]], None] | None = None,
         ends: bool = False,
         queued_kib: int = QUEUE_KIB,
+        watched: str = "",
     ) -> Consumer:
         """A reader.
 
@@ -82,8 +108,9 @@ class Cluster:
             on_revoke: told the partitions that go (commit what is theirs before returning).
             ends: whether `end_reached` is to be known (an event a time the reader reaches a partition's end).
             queued_kib: fetched and not yet polled, at most.
+            watched: see statistics_settings.
         """
-        return Consumer(self, group, instance_id, on_assign, on_revoke, ends, queued_kib)
+        return Consumer(self, group, instance_id, on_assign, on_revoke, ends, queued_kib, watched)
 
     def admin(self) -> Admin:
         """Topics, offsets, groups."""

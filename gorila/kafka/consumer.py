@@ -60,6 +60,7 @@ class Consumer:
         on_revoke: Callable[[list[Partition]], None] | None,
         ends: bool,
         queued_kib: int,
+        watched: str,
     ) -> None:
         extra: dict[str, Any] = {
             "group.id": group or "gorila-no-group",
@@ -81,6 +82,7 @@ class Consumer:
             "queued.max.messages.kbytes": queued_kib,
             "enable.partition.eof": ends,
             "on_commit": self._committed,
+            **cluster.statistics_settings(watched),
         }
         if instance_id:
             extra["group.instance.id"] = instance_id

@@ -25,7 +25,7 @@ Headers = Sequence[tuple[str, bytes]]
 class Producer:
     """Sends records; see rule 1."""
 
-    def __init__(self, cluster: Cluster, transactional_id: str | None, linger_ms: float) -> None:
+    def __init__(self, cluster: Cluster, transactional_id: str | None, linger_ms: float, watched: str) -> None:
         extra: dict[str, Any] = {
             "enable.idempotence": True,
             "acks": "all",
@@ -37,6 +37,7 @@ class Producer:
             "message.timeout.ms": 0,
             # A topic that does not exist is an error this soon; those of a run were seen by all before it began.
             "topic.metadata.propagation.max.ms": 5_000,
+            **cluster.statistics_settings(watched),
         }
         if transactional_id:
             extra |= {

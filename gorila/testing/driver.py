@@ -20,9 +20,11 @@ from gorila.codec import Schemas
 from gorila.config import Config
 from gorila.errors import GorilaError
 from gorila.event_log import EventLogger
+from gorila.health import Health
 from gorila.inputs import Input
 from gorila.kafka import Received
 from gorila.messages import Message
+from gorila.metrics import Metrics
 from gorila.ports import ClusterPort, Gate
 from gorila.processor import Processor
 from gorila.runtime import Runtime
@@ -43,6 +45,10 @@ class MemoryService:
     log: EventLogger = field(default_factory=lambda: EventLogger("gorila.test", logging.INFO))
     stop: threading.Event = field(default_factory=threading.Event)
     bad: list[tuple[Received, str]] = field(default_factory=list)
+    health: Health = field(default_factory=Health)
+
+    def __post_init__(self) -> None:
+        self.metrics = Metrics(self.role, self.run, self.name)
 
     @property
     def group(self) -> str:
@@ -56,6 +62,7 @@ class MemoryService:
     def dead_letter(self, received: Received, reason: str | GorilaError, stage: str = "VALUE_CONVERTER") -> None:
         """See Service."""
         self.bad.append((received, str(reason)))
+        self.metrics.count("dead_letters_total", topic=received.topic.removeprefix(full_name(self.run, "")))
 
 
 class ProcessorTestDriver:
