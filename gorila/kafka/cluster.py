@@ -15,7 +15,6 @@ from gorila.kafka.consumer import Consumer, Partition
 from gorila.kafka.producer import Producer
 from gorila.topics import MAX_RECORD_BYTES
 
-
 STATISTICS_MS = 5000
 
 
@@ -84,7 +83,10 @@ class Cluster:
     def producer(self,
         self, *, transactional_id: str | None = None, linger_ms: float = 0, watched: str = "producer"
     ) -> Producer:
-        """An idempotent producer; with an id, a transactional one (which fences its predecessor: may take a second). `watched`: see statistics_settings."""
+        """An idempotent producer; with an id, a transactional one (which fences its predecessor: may take a second).
+
+        `watched`: see statistics_settings.
+        """
         return Producer(self, transactional_id, linger_ms, watched)
 
     def consumer(

@@ -23,6 +23,8 @@ LIVED_S = 120.0
 FIRST_BACKOFF_S = 0.1
 LONGEST_BACKOFF_S = 5.0
 SUPERVISOR_VARIABLE = "GORILA_SUPERVISOR_PID"
+# Told by other means, or the file of one process.
+OF_ONE_PROCESS = frozenset({"kafka.bootstrap_servers", "monitor.health_file"})
 REFUSED = 2  # exit code of a usage error: restarting would only repeat it
 
 
@@ -139,7 +141,7 @@ def local_sets(config: Config, process: int = 0) -> tuple[str, ...]:
     plain, sets = Config(), []
     for section in sorted(LOCAL_SECTIONS):
         for key, value in getattr(config, section).model_dump().items():
-            if value != getattr(getattr(plain, section), key) and f"{section}.{key}" != "kafka.bootstrap_servers":
+            if value != getattr(getattr(plain, section), key) and f"{section}.{key}" not in OF_ONE_PROCESS:
                 moved = value + process if key == "metrics_port" else value
                 sets.append(f"{section}.{key}={moved}")
     return tuple(sets)
