@@ -80,7 +80,7 @@ class Cluster:
             "stats_cb": lambda text: tell(watched, json.loads(text)),
         }
 
-    def producer(self,
+    def producer(
         self, *, transactional_id: str | None = None, linger_ms: float = 0, watched: str = "producer"
     ) -> Producer:
         """An idempotent producer; with an id, a transactional one (which fences its predecessor: may take a second).
