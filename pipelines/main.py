@@ -8,6 +8,7 @@ from gorila.service import Service
 from pipelines import replay_fns, split_registry
 from pipelines.runner import local_options, local_runner
 from pipelines.split_registry import Address
+from pipelines.warm_up import warm_up
 
 
 def run_replay(service: Service) -> None:
@@ -16,6 +17,7 @@ def run_replay(service: Service) -> None:
     Raises:
         BrokerError, RunError: as they were raised inside the pipeline, not as Beam wraps them.
     """
+    warm_up()
     split_registry.adopt(service)
     room = split_registry.room(Address.of(service), service.name)
     try:

@@ -37,7 +37,7 @@ from pipelines.split_room import SplitRoom
 
 M = TypeVar("M", bound=Message)
 PROCESS = Path(__file__).with_name("replay_process.py")
-DEADLINE_S = 40.0
+DEADLINE_S = 60.0
 SMALL = [
     "replay.capacity_rows=256",
     "replay.min_size_rows=16",
