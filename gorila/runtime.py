@@ -105,7 +105,6 @@ class Runtime:
         """
         try:
             self.open()
-            self.service.health.ready()
             while not self.service.stop.is_set():
                 self.turn()
             self.drain()
@@ -127,6 +126,7 @@ class Runtime:
         for spec in self._inputs:
             service.health.beat()
             self._readers.append(InputReader(service, spec, self.metrics, self._assigned, self._revoked, self._jumped))
+        service.health.ready()
 
     def turn(self, wait_s: float | None = None) -> int:
         """One turn of the loop, waiting at most `wait_s` for a first record (None: until the next tick is due); how many records were handed in."""

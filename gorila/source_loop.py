@@ -77,7 +77,6 @@ class SourceLoop:
         """Turns until `service.stop`, then `drain`. Raises BrokerError, and whatever the source raises."""
         try:
             self.open()
-            self.service.health.ready()
             while not self.service.stop.is_set():
                 self.turn()
             self.drain()
@@ -90,6 +89,7 @@ class SourceLoop:
         self._emission = Emission(
             service.cluster.producer(), service.schemas, service.topic, self._gates, _no_tags, self.metrics
         )
+        service.health.ready()
 
     def turn(self) -> bool:
         """One turn; whether the source stepped."""

@@ -72,6 +72,7 @@ class MemoryCluster:
         instance_id: str | None = None,
         on_assign: OnAssign | None = None,
         on_revoke: OnRevoke | None = None,
+        watched: str = "",
     ) -> MemoryConsumer:
         """See Cluster."""
         return MemoryConsumer(self, group, on_assign, on_revoke)
