@@ -119,7 +119,10 @@ def measure(seconds: float, servers: str) -> dict[str, Any]:
         loop.open()
         try:
             play_bare = bare(config, facts.actions)
-            ratios, cpu_ratios, ours_s, bare_s = [], [], [], []
+            ratios: list[float] = []
+            cpu_ratios: list[float] = []
+            ours_s: list[float] = []
+            bare_s: list[float] = []
             while core.version < 0:
                 loop.turn()
 
@@ -128,7 +131,8 @@ def measure(seconds: float, servers: str) -> dict[str, Any]:
                 while stepped < ROUND_CALLS:
                     stepped += loop.turn()
 
-            play_ours(), play_bare()
+            play_ours()
+            play_bare()
             deadline = time.perf_counter() + seconds
             while len(ratios) < 3 or time.perf_counter() < deadline:
                 pair, cpu = {}, {}

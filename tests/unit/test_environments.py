@@ -84,6 +84,13 @@ def test_wrappers_by_import_path_are_applied() -> None:
     assert int(lanes.reset()[0, 5, 5]) == 200
 
 
+def test_a_users_module_in_the_working_directory_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_game_of_this_test.py").write_text("from counting_env import Counting as Mine\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+    assert describe(_config("env.id=my_game_of_this_test:Mine")).actions == 4
+
+
 def test_float64_observations_travel_as_float32() -> None:
     assert describe(_config("env.id=CartPole-v1")).observation_dtype == "float32"
     assert describe(_config("env.id=counting_env:spaced")).observation_dtype == "float32"
@@ -188,7 +195,7 @@ def test_atari_frames_have_no_stack_rewards_are_raw_floats_and_the_first_frame_i
 
 
 def test_a_frame_skip_of_one_shows_no_ghost_of_the_frame_before() -> None:
-    """Pooling over one frame and the stale one before it draws every moving thing twice: more bright pixels than either frame has."""
+    """Pooling one frame with the stale one before it would draw every moving thing twice. ale-py 0.12.1 does not, whatever `maxpool` says; others did."""
     ours = _pong("env.frame_skip=1", "env.noop_max=0")
     from ale_py.vector_env import AtariVectorEnv
 
