@@ -5,6 +5,7 @@ Here and not in producers/, because the evaluator and `gorila train` make enviro
 
 from __future__ import annotations
 
+import copy
 import difflib
 import json
 import math
@@ -20,7 +21,7 @@ from gorila.import_path import import_from_path, is_import_path
 from gorila.lanes import AtariLanes, GymnasiumLanes, Lanes, LaneStep
 from gorila.observations import MAX_INFLATED_BYTES, MAX_RANK
 
-__all__ = ["LaneStep", "Lanes", "describe", "make_lanes"]
+__all__ = ["LaneStep", "Lanes", "describe", "make_lanes", "recorded_spaces", "recorded_spec"]
 
 ATARI_PREFIX = "ale:"
 ATARI_EPISODE_STEPS = 27_000  # 108,000 frames at action repeat 4, Mnih et al. 2015
@@ -85,6 +86,27 @@ def describe(config: Config) -> EnvironmentFacts:
     )
     lanes.close()
     return facts
+
+
+def recorded_spaces(facts: EnvironmentFacts) -> tuple[Any, Any]:
+    """(observation space, action space) of a recording's rows, without making the environment: one observation, bounds as its dtype has them."""
+    from gymnasium import spaces
+
+    dtype = np.dtype(facts.observation_dtype)
+    low, high = (-np.inf, np.inf) if dtype.kind == "f" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+    return spaces.Box(low, high, facts.observation_shape, dtype.type), spaces.Discrete(facts.actions)
+
+
+def recorded_spec(facts: EnvironmentFacts) -> Any:
+    """Gymnasium's spec of the environment a recording was made in, or None where an id alone does not make it again (Atari lanes, own code, wrappers)."""
+    import gymnasium
+
+    if facts.settings.get("interface") != "gymnasium" or facts.settings.get("wrappers") or facts.id not in gymnasium.registry:
+        return None
+    spec = copy.deepcopy(gymnasium.spec(facts.id))
+    spec.kwargs = {**spec.kwargs, **facts.settings.get("kwargs", {})}
+    spec.max_episode_steps = facts.max_episode_steps or spec.max_episode_steps
+    return spec
 
 
 def _json_only(key: str, value: Any) -> Any:
