@@ -130,6 +130,8 @@ def instances(config: Config) -> Iterator[tuple[str, int]]:
         yield "actor", actor
     yield "evaluator", 0
     yield "monitor", 0
+    if config.archive.dir:
+        yield "archiver", 0
 
 
 def local_sets(config: Config, process: int = 0) -> tuple[str, ...]:
