@@ -34,3 +34,10 @@ def run_monitor(service: Service) -> None:
     from consumers.monitor import run_monitor_service
 
     run_monitor_service(service)
+
+
+def run_archiver(service: Service) -> None:
+    """See consumers/archiver_service.py."""
+    from consumers.archiver_service import run_archiver_service
+
+    run_archiver_service(service)

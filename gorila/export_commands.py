@@ -1,0 +1,42 @@
+"""`gorila export minari`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+export_app = typer.Typer(help="A recording in the formats of other tools.", no_args_is_help=True)
+
+
+@export_app.command("minari")
+def minari(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of Minari datasets; the dataset is DIR/ID.")],
+    source: Annotated[str, typer.Option("--from", help="kafka:RUN[@START..END] or parquet:DIR.")],
+    dataset_id: Annotated[
+        str, typer.Option("--id", help="Name of the dataset, such as cartpole-v0. Default: RUN-v0.")
+    ] = "",
+    bootstrap_servers: Annotated[
+        str,
+        typer.Option("--bootstrap-servers", help="Kafka, host:port[,host:port]. Default: the local embedded broker."),
+    ] = "",
+    sets: Annotated[list[str] | None, typer.Option("--set", help="section.key=value; may be repeated.")] = None,
+) -> None:
+    """Write a recording's whole episodes as a Minari dataset.
+
+    Example: gorila export minari datasets --from parquet:runs/demo/archive
+    """
+    from gorila.minari_export import export_minari
+    from gorila.recording import parse_source
+    from gorila.topic_commands import _cluster
+
+    recording = parse_source(source).open(lambda: _cluster(bootstrap_servers, sets))
+    try:
+        made = export_minari(recording, folder, dataset_id)
+    finally:
+        recording.close()
+    typer.echo(
+        f"{made.folder}: {made.episodes:,} episodes, {made.steps:,} steps; {made.dropped:,} episodes that are not whole were left out\n"
+        f"load it: MINARI_DATASETS_PATH={folder} python -c \"import minari; print(minari.load_dataset('{made.dataset_id}').spec)\""
+    )
