@@ -47,6 +47,7 @@ ROLES = {
     "parameter-server": ("consumers.main:run_parameter_server", "Apply gradients to a shard and publish weights."),
     "evaluator": ("consumers.main:run_evaluator", "Measure published weights on full, unclipped games."),
     "monitor": ("consumers.main:run_monitor", "TensorBoard and the learning curve."),
+    "archiver": ("consumers.main:run_archiver", "Keep transitions, priorities and episodes as Parquet files."),
 }
 
 
@@ -75,7 +76,7 @@ def _role_command(role: str, target: str, about: str) -> Callable[..., None]:
         from gorila.service import open_service
 
         service = open_service(role, run, index, _servers(bootstrap_servers, sets), tuple(sets or ()), run_dir)
-        count = sum(1 for name, _ in instances(service.config) if name == role)
+        count = max(1, sum(1 for name, _ in instances(service.config) if name == role))
         if index >= count:
             raise ConfigError("--index", index, f"run {run} has {count} of role {role}: 0 to {count - 1}")
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -191,11 +192,13 @@ def presets() -> None:
 
 
 def _add_groups() -> None:
+    from gorila.export_commands import export_app
     from gorila.local.broker_commands import add_kafka_command, broker_app
     from gorila.topic_commands import register_cat, topics_app
 
     app.add_typer(broker_app, name="broker")
     app.add_typer(topics_app, name="topics")
+    app.add_typer(export_app, name="export")
     register_cat(app)
     add_kafka_command(app)
 
