@@ -60,7 +60,7 @@ def _metadata(path: Path | str) -> dict[str, str]:
             metadata: dict[str, str] = opened.metadata() or {}
     except (OSError, safetensors.SafetensorError) as error:
         raise UsageError(f"{path} is not a weights file: {error}") from None
-    if metadata.get("format") != FORMAT:
+    if metadata.get("format") != FORMAT or not {"version", "config", "environment"} <= set(metadata):
         raise UsageError(f"{path} is a safetensors file, but not one this product wrote")
     return metadata
 
