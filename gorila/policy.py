@@ -88,15 +88,12 @@ class Policy:
         config = validate(json.loads(metadata["config"]))
         facts = EnvironmentFacts.from_json(metadata["environment"])
         network = build_network(config, facts)
-        try:
-            with torch.no_grad():
-                own = network.body.state_dict()
-                if set(own) != set(tensors):
-                    raise UsageError(f"{path} holds other tensors than its own network has")
-                for name, tensor in own.items():
-                    tensor.copy_(tensors[name])
-        except RuntimeError as error:
-            raise UsageError(f"{path} does not fit its own network: {error}") from None
+        own = network.body.state_dict()
+        if {name: tensor.shape for name, tensor in own.items()} != {name: t.shape for name, t in tensors.items()}:
+            raise UsageError(f"{path} holds other tensors than its own network has")
+        with torch.no_grad():
+            for name, tensor in own.items():
+                tensor.copy_(tensors[name])
         return cls(network, config, facts, int(metadata["version"]), lanes)
 
     def reset(self) -> None:
