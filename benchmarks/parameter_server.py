@@ -7,12 +7,16 @@ dense_ratio_vs_torch: updates/s of decode + validation + apply of a 1,687,206-pa
 a gradient that is a tensor already. One core each, interleaved, medians.
 latency_ms_p50: from the producer's `send` of a 17,410-parameter gradient (70 KB) until a reader holds a decoded snapshot that covers it: three processes and
 a real broker on one machine, one gradient in flight. Upper bound of "produce -> applied".
-Sparse, two-process and Hogwild figures: null until those parts exist.
+sparse_updates_per_s: a parameter-server process drains top-k gradients (k = 0.1 % of 1,687,206 parameters, int32 + fp16, 10,126 bytes) from a real topic into
+one shard with AdaGrad: everything a run does, between two target records (every 10,000 updates) by the broker's clock.
+two_processes_records_per_s: the same with two shards of half the parameters, a process each.
+cpu_percent_at_2400: CPU of the one process, all its threads, while 2,400 such gradients a second arrive; percent of one core.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import signal
 import statistics
@@ -23,6 +27,7 @@ import time
 import uuid
 
 import numpy as np
+import psutil
 
 from consumers.parameter_server.checkpoints import ShardState
 from consumers.parameter_server.optimizers import make_optimizer, warm_up_kernels
@@ -37,10 +42,12 @@ from gorila.messages import Gradient, Weights
 from gorila.processor import Incoming
 from gorila.run_record import create_run
 from gorila.settings import load_config
+from gorila.sharding import bounds
 
 NATURE_PARAMETERS = 1_687_206
 SHARD_PARAMETERS = NATURE_PARAMETERS // 2
 CARTPOLE_PARAMETERS = 17_410
+TARGET_PERIOD = 10_000
 
 
 def gradient(size: int, batch: int, base: int, payload: bytes) -> Gradient:
@@ -155,6 +162,107 @@ def latency_ms(servers: str, count: int) -> list[float]:
     return sorted(taken[1 + count // 10 :])
 
 
+class SparseRun:
+    """A run with AdaGrad shards whose gradients topic this process fills, and server processes for it."""
+
+    def __init__(self, servers: str, shards: int) -> None:
+        self.name = "bench-sparse-" + uuid.uuid4().hex[:8]
+        self.cluster, self.schemas, self.servers = Cluster(servers), Schemas(), servers
+        settings = (
+            f"parameter_server.shards={shards}", "parameter_server.optimizer=adagrad", "learner.max_in_flight=0",
+            "learner.codec=top-k", f"parameter_server.target_period_versions={TARGET_PERIOD}",
+            # A checkpoint every 10 s of apply, as its rule says.
+            "parameter_server.checkpoint_versions=150000",
+        )  # fmt: skip
+        create_run(
+            self.cluster, self.name, load_config("cartpole", settings, {}),
+            EnvironmentFacts("CartPole-v1", (4,), "float32", 2, 1, 500), np.zeros(NATURE_PARAMETERS, np.float32),
+        )  # fmt: skip
+        self.cut = bounds(NATURE_PARAMETERS, shards)
+        rng = np.random.default_rng(0)
+        self.payloads = [
+            [codec("top-k").encode(rng.standard_normal(stop - start).astype(np.float32)) for _ in range(32)]
+            for start, stop in self.cut
+        ]
+        self.producer = self.cluster.producer(linger_ms=5)
+
+    def send(self, batch: int) -> None:
+        """One gradient to every shard."""
+        for shard, (start, stop) in enumerate(self.cut):
+            payload = self.payloads[shard][batch % 32]
+            message = Gradient(shard, "learner-0", 0, batch, 0, 32, stop - start, "top-k", payload, 1.0, 1.0)
+            value = self.schemas.encode(message)
+            self.producer.send(f"{self.name}.gradients", value, key=str(shard).encode(), partition=shard)
+
+    def start(self, shard: int) -> subprocess.Popen[bytes]:
+        """A server process."""
+        command = [sys.executable, "-m", "gorila.cli", "parameter-server", "--run", self.name, "--index", str(shard)]
+        return subprocess.Popen([*command, "--bootstrap-servers", self.servers], stderr=subprocess.DEVNULL)
+
+    def targets(self, shard: int, until: int) -> list[tuple[int, int]]:
+        """(version, milliseconds by the broker) of a shard's target records, once the target of version `until` is there."""
+        reader = self.cluster.consumer()
+        reader.assign({(f"{self.name}.weights", shard): 0})
+        found: list[tuple[int, int]] = []
+        while not found or found[-1][0] < until:
+            for received in reader.poll_many(16, 0.5):
+                if (received.key or b"").endswith(b"/target"):
+                    version = self.schemas.expect(received.value, Weights).version
+                    found.append((version, received.timestamp_ms))
+        reader.close()
+        return found
+
+
+def drained_per_s(servers: str, shards: int, updates: int) -> float:
+    """Records/s over all shards, from the first multiple of the target period to the last."""
+    run = SparseRun(servers, shards)
+    for batch in range(updates + 1):
+        run.send(batch)
+    run.producer.flush(120)
+    processes = [run.start(shard) for shard in range(shards)]
+    try:
+        spans = [run.targets(shard, updates) for shard in range(shards)]
+    finally:
+        _end(processes)
+        run.producer.close()
+    total = 0.0
+    for found in spans:
+        (first, began), (last, ended) = next(item for item in found if item[0] > 0), found[-1]
+        total += (last - first) / (ended - began) * 1000
+    return total
+
+
+def cpu_percent_at(servers: str, rate: int, seconds: float) -> float:
+    """Percent of one core that a server process takes while `rate` gradients a second arrive."""
+    run = SparseRun(servers, 1)
+    server = run.start(0)
+    try:
+        run.targets(0, 0)
+        process, batch = psutil.Process(server.pid), 0
+        began = time.monotonic()
+        used = measured_from = None
+        while (elapsed := time.monotonic() - began) < seconds + 2:
+            if used is None and elapsed > 2:
+                used, measured_from = sum(process.cpu_times()[:2]), time.monotonic()
+            while batch < elapsed * rate:
+                run.send(batch)
+                batch += 1
+            run.producer.poll(0)
+            time.sleep(0.005)
+        assert used is not None and measured_from is not None
+        return 100 * (sum(process.cpu_times()[:2]) - used) / (time.monotonic() - measured_from)
+    finally:
+        _end([server])
+        run.producer.close()
+
+
+def _end(processes: list[subprocess.Popen[bytes]]) -> None:
+    for process in processes:
+        process.send_signal(signal.SIGTERM)
+    for process in processes:
+        process.wait(20)
+
+
 def main() -> None:
     """See the file's head."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -167,22 +275,30 @@ def main() -> None:
     )
     print(f"dense Adam, {NATURE_PARAMETERS:,} parameters: {mine:.0f} updates/s; {against}")
     count = 200 if options.quick else 3000
-    if options.bootstrap_servers:
-        latencies = latency_ms(options.bootstrap_servers, count)
-    else:
-        with tempfile.TemporaryDirectory() as folder, Broker(folder) as broker:
-            latencies = latency_ms(broker.start().bootstrap_servers, count)
+    updates = (3 if options.quick else 12) * TARGET_PERIOD
+    with contextlib.ExitStack() as stack:
+        servers = options.bootstrap_servers
+        if not servers:
+            folder = stack.enter_context(tempfile.TemporaryDirectory())
+            servers = stack.enter_context(Broker(folder)).start().bootstrap_servers
+        latencies = latency_ms(servers, count)
+        sparse = drained_per_s(servers, 1, updates)
+        print(f"sparse, one process, one shard of {NATURE_PARAMETERS:,}: {sparse:,.0f} updates/s")
+        two = drained_per_s(servers, 2, updates)
+        print(f"sparse, two processes, two shards: {two:,.0f} records/s")
+        cpu = cpu_percent_at(servers, 2400, 3 if options.quick else 15)
+        print(f"one process at 2,400 updates/s: {cpu:.0f} % of one core")
     p50, p99 = (latencies[int(len(latencies) * q)] for q in (0.5, 0.99))
     print(
         f"gradient produced -> weights with it read, {CARTPOLE_PARAMETERS:,} parameters: p50 {p50:.2f} ms, p99 {p99:.2f} ms"
     )
     figures = {
-        "sparse_updates_per_s": None,
-        "two_processes_records_per_s": None,
+        "sparse_updates_per_s": round(sparse),
+        "two_processes_records_per_s": round(two),
         "latency_ms_p50": round(p50, 3),
         "dense_ratio_vs_torch": None if ratio is None else round(ratio, 3),
         "hogwild_speedup": None,
-        "cpu_percent_at_2400": None,
+        "cpu_percent_at_2400": round(cpu, 1),
         "dense_updates_per_s": round(mine, 1),
         "latency_ms_p99": round(p99, 3),
     }

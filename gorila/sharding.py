@@ -15,7 +15,8 @@ def bounds(num_parameters: int, shards: int) -> list[tuple[int, int]]:
     """[(start, stop)] of each shard in the flat vector (P,); sizes differ by at most one, the longer ones first.
 
     Raises:
-        ConfigError: a shard would be empty, or longer than a record of ours takes (2**20 parameters, 4 MB in float32).
+        ConfigError: a shard would be empty, or longer than a record of ours takes (MAX_PARAMETERS). Up to 1 M a shard is advised: snapshots
+            of more are slow to send.
     """
     fewest = -(-num_parameters // MAX_PARAMETERS)
     if not max(1, fewest) <= shards <= num_parameters:

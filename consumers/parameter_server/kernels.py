@@ -27,20 +27,20 @@ if TYPE_CHECKING:
     Scalar = np.float32
 
 _F = TypeVar("_F", bound="Callable[..., Any]")
-_ZERO = np.float32(0.0)
+ZERO = np.float32(0.0)
 # |g| above this is refused with NaN and inf: its square would overflow float32 and freeze the parameter for ever.
 LARGEST_GRADIENT = np.float32(1e18)
 _LARGEST = LARGEST_GRADIENT.view(np.uint32)
 _SIGN_OFF = np.uint32(0x7FFFFFFF)
 
 
-def _kernel(function: _F) -> _F:
+def kernel(function: _F) -> _F:
     """Compile lazily, cached on disk: the second process starts in milliseconds."""
     compiled: _F = njit(nogil=True, fastmath=False, error_model="numpy", cache=True)(function)
     return compiled
 
 
-@_kernel
+@kernel
 def count_unusable(gradient_bits: NDArray[np.uint32]) -> int:
     """How many values are NaN, infinite or above LARGEST_GRADIENT in size.
 
@@ -55,7 +55,7 @@ def count_unusable(gradient_bits: NDArray[np.uint32]) -> int:
     return unusable
 
 
-@_kernel
+@kernel
 def adam(
     weights: F32,
     moment1: F32,
@@ -87,7 +87,7 @@ def adam(
         weights[i] -= step_size * (m / (np.sqrt(v) * root_scale + epsilon))
 
 
-@_kernel
+@kernel
 def adagrad(weights: F32, moment1: F32, gradient: F32, learning_rate: Scalar, epsilon: Scalar) -> None:
     """AdaGrad (Duchi et al. 2011), in torch's form: s += g^2;  w -= lr g / (sqrt(s) + epsilon). All arrays float32 (P,)."""
     for i in range(weights.shape[0]):
@@ -97,7 +97,7 @@ def adagrad(weights: F32, moment1: F32, gradient: F32, learning_rate: Scalar, ep
         weights[i] -= learning_rate * (g / (np.sqrt(s) + epsilon))
 
 
-@_kernel
+@kernel
 def centred_rmsprop(
     weights: F32,
     moment1: F32,
@@ -122,17 +122,17 @@ def centred_rmsprop(
         moment1[i] = a
         moment2[i] = s
         # s - a^2 is a variance; rounding takes it below zero when a large gradient stays constant, and epsilon alone would not save the root.
-        weights[i] -= learning_rate * (g / np.sqrt(max(s - a * a, _ZERO) + epsilon))
+        weights[i] -= learning_rate * (g / np.sqrt(max(s - a * a, ZERO) + epsilon))
 
 
-@_kernel
+@kernel
 def sgd(weights: F32, gradient: F32, learning_rate: Scalar) -> None:
     """w -= lr g. All arrays float32 (P,)."""
     for i in range(weights.shape[0]):
         weights[i] -= learning_rate * gradient[i]
 
 
-@_kernel
+@kernel
 def sgd_momentum(weights: F32, moment1: F32, gradient: F32, learning_rate: Scalar, momentum: Scalar) -> None:
     """Heavy ball in torch's form: b = momentum b + g;  w -= lr b. All arrays float32 (P,)."""
     for i in range(weights.shape[0]):
@@ -141,7 +141,7 @@ def sgd_momentum(weights: F32, moment1: F32, gradient: F32, learning_rate: Scala
         weights[i] -= learning_rate * b
 
 
-@_kernel
+@kernel
 def power_by_steps(factor: float, steps: int) -> float:
     """factor^steps as the running product an uninterrupted server forms, so that a restored one holds the same bits."""
     product = 1.0

@@ -1,4 +1,4 @@
-"""Optimisers as the parameter server uses them: which tensors they keep, and one in-place update of a flat slice.
+"""Optimisers as the parameter server uses them: which tensors they keep, and one in-place update of a flat slice, dense or sparse.
 
 An optimiser is (tensors, update): its tensors live in the shard's state, so a checkpoint and a replica hold all of it. What depends on the number of
 updates (Adam's bias correction) is kept as a running product in float64 and formed again by the same products when a state is restored.
@@ -13,10 +13,13 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from consumers.parameter_server import kernels
+from consumers.parameter_server import kernels, sparse_kernels
+from gorila import compression
 from gorila.config import ParameterServerSection
 
 F32 = NDArray[np.float32]
+I32 = NDArray[np.int32]
+Moments = Mapping[str, F32]
 _f = np.float32
 
 
@@ -33,13 +36,18 @@ class Optimizer(Protocol):
         """Take the place of an optimiser that has applied `version` updates."""
         ...
 
-    def update(self, weights: F32, moments: Mapping[str, F32], gradient: F32, learning_rate: float) -> None:
+    def update(self, weights: F32, moments: Moments, gradient: F32, learning_rate: float) -> None:
         """One update. `gradient` must be finite and as long as `weights`: checked by the caller, once."""
+        ...
+
+    def update_sparse(self, weights: F32, moments: Moments, indices: I32, values: F32, learning_rate: float) -> None:
+        """One update of the named coordinates (sparse_kernels.py says what the others do). `indices` int32 (k,) strictly rising and in range, `values`
+        float32 (k,) finite: checked by the caller, once."""
         ...
 
 
 class Adam:
-    """Dense Adam with bias correction; `adam_epsilon` outside the root, as torch does."""
+    """Adam with bias correction; `adam_epsilon` outside the root, as torch does."""
 
     tensors: tuple[str, ...] = ("moment1", "moment2")
 
@@ -55,26 +63,26 @@ class Adam:
         self._beta1_power = float(kernels.power_by_steps(self._beta1, version))
         self._beta2_power = float(kernels.power_by_steps(self._beta2, version))
 
-    def update(self, weights: F32, moments: Mapping[str, F32], gradient: F32, learning_rate: float) -> None:
-        """See Optimizer."""
+    def _next_step(self, learning_rate: float) -> tuple[np.float32, ...]:
+        """The kernels' scalars of the next update."""
         self._beta1_power *= self._beta1
         self._beta2_power *= self._beta2
         step_size = _f(learning_rate / (1.0 - self._beta1_power))
         root_scale = _f(1.0 / np.sqrt(1.0 - self._beta2_power))
-        kernels.adam(
-            weights,
-            moments["moment1"],
-            moments["moment2"],
-            gradient,
-            step_size,
-            *self._constants,
-            root_scale,
-            self._epsilon,
-        )
+        return (step_size, *self._constants, root_scale, self._epsilon)
+
+    def update(self, weights: F32, moments: Moments, gradient: F32, learning_rate: float) -> None:
+        """See Optimizer."""
+        kernels.adam(weights, moments["moment1"], moments["moment2"], gradient, *self._next_step(learning_rate))
+
+    def update_sparse(self, weights: F32, moments: Moments, indices: I32, values: F32, learning_rate: float) -> None:
+        """See Optimizer."""
+        scalars = self._next_step(learning_rate)
+        sparse_kernels.adam(weights, moments["moment1"], moments["moment2"], indices, values, *scalars)
 
 
 class AdaGrad:
-    """Dense AdaGrad, Gorila's choice."""
+    """AdaGrad, Gorila's choice."""
 
     tensors: tuple[str, ...] = ("moment1",)
 
@@ -84,9 +92,13 @@ class AdaGrad:
     def restore(self, version: int) -> None:
         """Nothing depends on the number of updates."""
 
-    def update(self, weights: F32, moments: Mapping[str, F32], gradient: F32, learning_rate: float) -> None:
+    def update(self, weights: F32, moments: Moments, gradient: F32, learning_rate: float) -> None:
         """See Optimizer."""
         kernels.adagrad(weights, moments["moment1"], gradient, _f(learning_rate), self._epsilon)
+
+    def update_sparse(self, weights: F32, moments: Moments, indices: I32, values: F32, learning_rate: float) -> None:
+        """See Optimizer."""
+        sparse_kernels.adagrad(weights, moments["moment1"], indices, values, _f(learning_rate), self._epsilon)
 
 
 class CentredRMSProp:
@@ -100,11 +112,16 @@ class CentredRMSProp:
     def restore(self, version: int) -> None:
         """Nothing depends on the number of updates."""
 
-    def update(self, weights: F32, moments: Mapping[str, F32], gradient: F32, learning_rate: float) -> None:
+    def update(self, weights: F32, moments: Moments, gradient: F32, learning_rate: float) -> None:
         """See Optimizer."""
         kernels.centred_rmsprop(
             weights, moments["moment1"], moments["moment2"], gradient, _f(learning_rate), *self._constants
         )
+
+    def update_sparse(self, weights: F32, moments: Moments, indices: I32, values: F32, learning_rate: float) -> None:
+        """See Optimizer."""
+        scalars = (_f(learning_rate), *self._constants)
+        sparse_kernels.centred_rmsprop(weights, moments["moment1"], moments["moment2"], indices, values, *scalars)
 
 
 class SGD:
@@ -117,12 +134,19 @@ class SGD:
     def restore(self, version: int) -> None:
         """Nothing depends on the number of updates."""
 
-    def update(self, weights: F32, moments: Mapping[str, F32], gradient: F32, learning_rate: float) -> None:
+    def update(self, weights: F32, moments: Moments, gradient: F32, learning_rate: float) -> None:
         """See Optimizer."""
         if self.tensors:
             kernels.sgd_momentum(weights, moments["moment1"], gradient, _f(learning_rate), self._momentum)
         else:
             kernels.sgd(weights, gradient, _f(learning_rate))
+
+    def update_sparse(self, weights: F32, moments: Moments, indices: I32, values: F32, learning_rate: float) -> None:
+        """See Optimizer."""
+        if self.tensors:
+            sparse_kernels.sgd_momentum(weights, moments["moment1"], indices, values, _f(learning_rate), self._momentum)
+        else:
+            sparse_kernels.sgd(weights, indices, values, _f(learning_rate))
 
 
 _OPTIMIZERS: dict[str, type[Adam] | type[AdaGrad] | type[CentredRMSProp] | type[SGD]] = {
@@ -165,7 +189,10 @@ def warm_up_kernels(section: ParameterServerSection) -> None:
     optimizer.restore(1)
     optimizer.update(arrays["weights"], arrays, arrays["gradient"], 0.0)
     kernels.count_unusable(arrays["gradient"].view(np.uint32))
-    # A decoded fp32 payload is a read-only view of the record's bytes: to numba another type, compiled apart.
+    # A decoded fp32 payload is a read-only view of the record's bytes: to numba another type, compiled apart. So are a sparse one's indices.
     received = np.frombuffer(arrays["gradient"].tobytes(), np.float32)
     optimizer.update(arrays["weights"], arrays, received, 0.0)
     kernels.count_unusable(received.view(np.uint32))
+    indices = np.frombuffer(np.arange(8, dtype=np.int32).tobytes(), np.int32)
+    optimizer.update_sparse(arrays["weights"], arrays, indices, arrays["gradient"], 0.0)
+    compression.warm_up()

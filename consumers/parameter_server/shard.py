@@ -21,16 +21,19 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from consumers.parameter_server import kernels
 from consumers.parameter_server.chain import Chain, SoleMember
 from consumers.parameter_server.checkpoints import NO_HASH, ShardState, to_ledger, to_manifest, to_parts
 from consumers.parameter_server.optimizers import learning_rate_at, make_optimizer, settings_json
-from gorila.compression import Codec, codec
+from gorila.compression import Codec, SparseCodec, codec
 from gorila.config import Config
 from gorila.errors import BadRecord, InvalidState
 from gorila.messages import CheckpointManifest, Gradient, Message, Weights
 from gorila.processor import Incoming, Outgoing
+
+I32 = NDArray[np.int32]
 
 STALENESS_COUNTS = 128
 """Gradients are counted by staleness 0, 1, 2, …; the last counts all from there on."""
@@ -102,7 +105,7 @@ class Shard:
         outgoing, self._first = self._first, []
         gradient = record.message
         try:
-            values = self._checked(gradient)
+            indices, values = self._checked(gradient)
         except BadRecord:
             state.dropped_bad += 1
             self._first = outgoing
@@ -118,7 +121,10 @@ class Shard:
             return outgoing
         self._staleness[min(max(staleness, 0), STALENESS_COUNTS - 1)] += 1
         self._last_rate = learning_rate_at(self._settings, state.version)
-        self._optimizer.update(state.weights, state.moments, values, self._last_rate)
+        if indices is None:
+            self._optimizer.update(state.weights, state.moments, values, self._last_rate)
+        else:
+            self._optimizer.update_sparse(state.weights, state.moments, indices, values, self._last_rate)
         state.version += 1
         state.applied += 1
         self._chain.applied(state.version)
@@ -192,26 +198,30 @@ class Shard:
         """Of the state as it is now."""
         return self.state.state_hash(self._optimizer_json)
 
-    def _checked(self, gradient: object) -> kernels.F32:
-        """The decoded values of a gradient that may be used: float32 (P,). Raises BadRecord."""
+    def _checked(self, gradient: object) -> tuple[I32 | None, kernels.F32]:
+        """What a gradient that may be used holds: (None, float32 (P,)), or of a sparse one (indices int32 (k,), float32 (k,)). Raises BadRecord."""
         state = self.state
         if not isinstance(gradient, Gradient):
             raise BadRecord("not a gradient")
-        if gradient.shard_id != state.shard_id or gradient.num_parameters != state.num_parameters:
+        size = len(state.weights)
+        if gradient.shard_id != state.shard_id or gradient.num_parameters != size:
             raise BadRecord(
-                f"a gradient of shard {gradient.shard_id} with {gradient.num_parameters} parameters came to shard {state.shard_id} with {state.num_parameters}"
+                f"a gradient of shard {gradient.shard_id} with {gradient.num_parameters} parameters came to shard {state.shard_id} with {size}"
             )
         if not -1 < gradient.base_version <= state.version:
             raise BadRecord(f"computed on version {gradient.base_version}, but this shard is at {state.version}")
-        if gradient.codec not in self._codecs:
-            self._codecs[gradient.codec] = codec(gradient.codec)
-        values = self._codecs[gradient.codec].decode(gradient.payload, state.num_parameters)
-        if values.dtype != np.float32 or values.shape != state.weights.shape or not values.flags.c_contiguous:
-            raise BadRecord(f"the payload decodes to {values.dtype} {values.shape}")
-        unusable = int(kernels.count_unusable(values.view(np.uint32)))
+        decoder = self._codecs.get(gradient.codec) or self._codecs.setdefault(gradient.codec, codec(gradient.codec))
+        indices: I32 | None = None
+        if isinstance(decoder, SparseCodec):
+            indices, values = decoder.decode_sparse(gradient.payload, size)
+        else:
+            values = decoder.decode(gradient.payload, size)
+            if values.dtype != np.float32 or values.shape != state.weights.shape or not values.flags.c_contiguous:
+                raise BadRecord(f"the payload decodes to {values.dtype} {values.shape}")
+        unusable = kernels.count_unusable(values.view(np.uint32))
         if unusable:
             raise BadRecord(f"{unusable} values are not finite or above {kernels.LARGEST_GRADIENT:.0e}")
-        return values
+        return indices, values
 
     def _due_at_this_version(self, time_ms: int) -> list[Outgoing]:
         """Target, checkpoint parts and ledger line of an exact version. `time_ms` is the gradient's append time: the same after every restart."""

@@ -14,14 +14,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gorila.compression.codec import HALF_HEADER, Codec
+from gorila.compression.codec import HALF_HEADER, Codec, SparseCodec
 from gorila.compression.fp32 import Fp32
 from gorila.errors import BadRecord
 
 if TYPE_CHECKING:
     from gorila.config import LearnerSection
 
-__all__ = ["HALF_HEADER", "NAMES", "Codec", "codec", "gradient_codec", "warm_up"]
+__all__ = ["HALF_HEADER", "NAMES", "Codec", "SparseCodec", "codec", "gradient_codec", "warm_up"]
 
 NAMES = ("fp32", "fp16", "one-bit", "top-k")
 

@@ -26,7 +26,7 @@ HALF_HEADER = struct.Struct("<i")
 
 
 class Codec(Protocol):
-    """A codec by its name on the wire. A sparse one (top-k) adds `decode_sparse(data, P) -> (indices, values)`; `decode` stays dense."""
+    """A codec by its name on the wire. A sparse one (top-k) is a SparseCodec too."""
 
     name: ClassVar[str]
     lossy: ClassVar[bool]
@@ -48,6 +48,14 @@ class Codec(Protocol):
     def subtract(self, data: bytes, residual: F32) -> None:
         """residual -= decode(data), in place. `data` is what this codec encoded."""
         ...
+
+
+class SparseCodec:
+    """A codec whose records name the values they hold; the rest are zero. `decode` makes them dense."""
+
+    def decode_sparse(self, data: bytes, num_parameters: int) -> tuple[NDArray[np.int32], F32]:
+        """(indices int32 (k,), strictly rising and below P; values float32 (k,), finite). Raises BadRecord."""
+        raise NotImplementedError
 
 
 class Counted:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from gorila.compression.codec import F32, HALF_HEADER, Counted, shaped
+from gorila.compression.codec import F32, HALF_HEADER, Counted, SparseCodec, shaped
 from gorila.compression.fp16 import Halves, from_halves
 from gorila.compression.selection import largest, strictly_rising
 from gorila.errors import BadRecord
@@ -32,7 +32,7 @@ def fraction_at(version: int | None, warmup_versions: int, final: float) -> floa
     return max(final, WARMUP[max(0, version) * len(WARMUP) // warmup_versions])
 
 
-class TopK(Counted):
+class TopK(Counted, SparseCodec):
     """See the file's head.
 
     Args:
@@ -65,7 +65,7 @@ class TopK(Counted):
         return HALF_HEADER.pack(halves.exponent) + indices.astype("<i4", copy=False).tobytes() + halves.tobytes()
 
     def decode_sparse(self, data: bytes, num_parameters: int) -> tuple[NDArray[np.int32], F32]:
-        """(indices int32 (n,), strictly rising and below P; values float32 (n,), finite). Raises BadRecord."""
+        """See SparseCodec."""
         count, rest = divmod(len(data) - HALF_HEADER.size, ENTRY_BYTES)  # -1 for less than a header
         if count < 0 or rest or count > num_parameters:
             raise BadRecord(f"top-k payload of {len(data)} bytes for {num_parameters} parameters")

@@ -129,7 +129,7 @@ def test_a_name_that_cannot_be_a_topic_is_refused(cluster: Cluster, name: str):
 
 def test_a_shard_longer_than_a_record_takes_is_refused_before_anything_is_made(cluster: Cluster, run_name: str):
     with pytest.raises(ConfigError, match=r"parameter_server\.shards"):
-        create_run(cluster, run_name, configured(), FACTS, np.zeros((1 << 20) + 1, np.float32))
+        create_run(cluster, run_name, configured(), FACTS, np.zeros(2_000_001, np.float32))
     assert not [topic for topic in cluster.admin().topics() if topic.startswith(run_name)]
 
 

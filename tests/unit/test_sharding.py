@@ -27,5 +27,6 @@ def test_shards_are_contiguous_balanced_and_cover_everything(num_parameters: int
 
 def test_a_shard_that_no_record_could_carry_is_refused_with_the_number_it_takes() -> None:
     with pytest.raises(ConfigError, match=r"parameter_server.shards = 1 is not allowed: 2 to"):
-        bounds(1_687_206, 1)
+        bounds(2_000_001, 1)
+    assert bounds(1_687_206, 1) == [(0, 1_687_206)]
     assert bounds(1_687_206, 2) == [(0, 843_603), (843_603, 1_687_206)]
