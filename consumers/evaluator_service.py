@@ -31,11 +31,13 @@ def run_evaluator_service(service: Service) -> None:
     )
     keeper = PolicyKeeper(service)
     follower = WeightsSampler(service, 0.1)
-    producer = service.cluster.producer()
+    producer = service.cluster.producer(watched="")  # idle, it is not polled
     evaluated = -1
     next_s = 0.0
     service.log.info("ready", threshold=config.evaluator.threshold)
+    service.health.ready()
     while not service.stop.is_set():
+        service.health.beat()
         follower.poll()
         view = follower.view
         if view.version <= evaluated or view.version < config.evaluator.min_versions or time.monotonic() < next_s:
@@ -43,6 +45,7 @@ def run_evaluator_service(service: Service) -> None:
             continue
         evaluated, flat = view.version, view.flat()
         for outgoing in core.evaluate(evaluated, flat, wall_ms):
+            service.health.beat()
             keeper.look(outgoing, flat)
             _send(service, producer, outgoing)
             if service.stop.is_set():
@@ -81,10 +84,13 @@ class PolicyKeeper:
 
 def _send(service: Service, producer: Producer, records: list[Outgoing]) -> None:
     for record in records:
+        topic, value = record.topic, service.schemas.encode(record.message)
         producer.send(
-            service.topic(record.topic),
-            service.schemas.encode(record.message),
+            service.topic(topic),
+            value,
             key=record.key,
             partition=record.partition,
+            on_delivery=lambda _partition, _offset: service.metrics.count("records_written_total", topic="episodes"),
         )
+        service.metrics.count("bytes_written_total", len(value), topic=topic)
     producer.poll(0.0)

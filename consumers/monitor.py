@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from consumers.learning_curve import LearningCurve
+from consumers.monitor_metrics import RunMetrics
+from gorila.errors import BrokerError
 from gorila.messages import Episode, Evaluation, Message, Priorities, ReplayStats
 from gorila.run_follower import Lag, RunFollower
 from gorila.run_progress import RunProgress
@@ -56,14 +58,16 @@ def epsilon_tag(epsilon: float) -> str:
 class MonitorCore:
     """Records in, chart points out."""
 
-    def __init__(self, charts: Charts | None, curve: LearningCurve) -> None:
-        self._charts, self._curve = charts, curve
+    def __init__(self, charts: Charts | None, curve: LearningCurve, metrics: RunMetrics | None = None) -> None:
+        self._charts, self._curve, self._metrics = charts, curve, metrics
         self._version = 0
         self._seen: dict[str, int] = {}
 
     def take(self, message: Message, time_ms: int) -> None:
         """Chart one record."""
         self._curve.take(message)
+        if self._metrics is not None:
+            self._metrics.take(message, epsilon_tag(message.epsilon) if isinstance(message, Episode) else "")
         if self._charts is None:
             return
         point = self._charts.scalar
@@ -104,6 +108,13 @@ class MonitorCore:
                 self._charts.scalar(f"staleness/p{percent}", staleness, progress.updates, time_ms)
 
 
+def _dead_letters(follower: RunFollower) -> int:
+    try:
+        return follower.dead_letters()
+    except BrokerError:
+        return 0  # away: the total is counted on when it is back
+
+
 def run_monitor_service(service: Service) -> None:
     """Until stopped. Without a run folder there is nothing to write to, and it says so."""
     if service.run_dir is None:
@@ -111,14 +122,17 @@ def run_monitor_service(service: Service) -> None:
     folder = service.run_dir
     charts = Charts(folder / "tensorboard") if folder is not None and service.config.monitor.tensorboard else None
     curve = LearningCurve(service.run, service.config.evaluator.threshold)
-    core = MonitorCore(charts, curve)
+    metrics = RunMetrics(service.metrics, service.config) if service.config.monitor.metrics_port else None
+    core = MonitorCore(charts, curve, metrics)
     progress = RunProgress()
     follower = RunFollower(service, progress, core.take)
     service.log.info("ready")
+    service.health.ready()
     next_flush = time.monotonic() + FLUSH_EVERY_S
     next_curve = time.monotonic() + FIRST_CURVE_S
     before: tuple[float, dict[str, float]] | None = None
     while not service.stop.is_set():
+        service.health.beat()
         follower.poll(0.5)
         now = time.monotonic()
         if now >= next_flush:
@@ -129,10 +143,13 @@ def run_monitor_service(service: Service) -> None:
                 "updates": float(progress.updates),
                 "samples": float(progress.samples),
             }
+            lags = follower.lags()
+            if metrics is not None:
+                metrics.show(progress, lags, _dead_letters(follower))
             if before is not None:
                 gone = now - before[0]
                 rates = {name: (value - before[1][name]) / gone for name, value in counters.items()}
-                core.rates(rates, follower.lags(), progress, int(time.time() * 1000))
+                core.rates(rates, lags, progress, int(time.time() * 1000))
             before = (now, counters)
             if charts is not None:
                 charts.flush()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from gorila.config import Config
 from gorila.errors import BadRecord, BrokerError
@@ -21,10 +21,12 @@ SIZE_SAMPLE = 500
 
 @dataclass(frozen=True)
 class Lag:
-    """Records a group is behind, over its partitions."""
+    """Records a group is behind, over its partitions; `topic` is the logical name."""
 
     group: str
     records: int
+    topic: str = ""
+    partitions: Mapping[int, int] = field(default_factory=dict)
 
 
 class RunFollower:
@@ -65,9 +67,12 @@ class RunFollower:
             newest = self._newest(topic, shard)
             if newest is not None:
                 try:
-                    self._progress.take(self._service.schemas.expect(newest.value, Weights), newest.timestamp_ms)
+                    weights = self._service.schemas.expect(newest.value, Weights)
                 except BadRecord:
                     continue
+                self._progress.take(weights, newest.timestamp_ms)
+                if self._also is not None:
+                    self._also(weights, newest.timestamp_ms)
 
     def _newest(self, topic: str, partition: int) -> Received | None:
         low, high = self._tail.watermarks(topic, partition)
@@ -98,8 +103,8 @@ class RunFollower:
                 committed = self._admin.group_offsets(group_name(self._service.run, group), keys)
             except BrokerError:
                 continue
-            behind = sum(max(0, ends[key] - (committed.get(key) or 0)) for key in keys)
-            lags.append(Lag(group, behind))
+            behind = {key[1]: max(0, ends[key] - (committed.get(key) or 0)) for key in keys}
+            lags.append(Lag(group, sum(behind.values()), topic, behind))
         return lags
 
     def dead_letters(self) -> int:

@@ -61,7 +61,7 @@ class SplitReader:
         self._priorities_next = ends[(self._learned, 0)]
         self._tail.assign(ends)
         self._transitions: Consumer = service.cluster.consumer(
-            group_name(service.run, "replay"), instance_id=service.name, on_assign=self._came, on_revoke=self._went
+            group_name(service.run, "replay"), instance_id=service.name, on_assign=self._came, on_revoke=self._went, watched="transitions"
         )
         self._transitions.subscribe([self._topic])
 
@@ -131,6 +131,8 @@ class SplitReader:
                 self._transitions.pause(self._transitions.assignment())
                 self._paused = True
         records = self._poll(self._transitions, self._records, timeout_s)
+        if records:
+            self._service.metrics.count("records_read_total", len(records), topic="transitions")
         # A record of a partition that went away while it lay in the queue is another split's now.
         return [record for record in records if record.partition in self._owned]
 
@@ -298,12 +300,17 @@ class BatchWriter:
     def write(self, drawn: Drawn) -> None:
         """Queue the records, in order. Raises BrokerError, RecordTooLarge."""
         topic = self._service.topic(drawn.topic)
-        then: Callable[[int, int], None] | None = self._acknowledged if drawn.topic == "batches" else None
+        then = self._acknowledged if drawn.topic == "batches" else self._stats_acknowledged
         for value in drawn.values:
             self._producer.send(topic, value, key=drawn.key, partition=drawn.partition, on_delivery=then)
+        self._service.metrics.count("bytes_written_total", sum(map(len, drawn.values)), topic=drawn.topic)
+
+    def _stats_acknowledged(self, _partition: int, _offset: int) -> None:
+        self._service.metrics.count("records_written_total", topic="replay-stats")
 
     def _acknowledged(self, partition: int, offset: int) -> None:
         self._pending[partition] -= 1
+        self._service.metrics.count("records_written_total", topic="batches")
         # Other splits write here too: what the broker says is ahead of what was counted.
         self._next[partition] = max(self._next[partition], offset + 1 + self._pending[partition])
 

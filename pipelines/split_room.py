@@ -17,6 +17,7 @@ from gorila.kafka import Received
 from gorila.messages import Message, Priorities, ReplayStats, TransitionBlock
 from gorila.seeds import generator
 from gorila.service import Service
+from gorila.waiting import WaitLog
 from pipelines.elements import Chunk, Drawn
 from pipelines.kafka_io import BatchWriter, LogReader, SplitReader
 from pipelines.replay import ReplaySplit
@@ -24,7 +25,6 @@ from pipelines.ring_recovery import RingRecovery
 
 DRAIN_S = 2.0
 CLOSE_S = 1.0
-WAIT_LOG_S = 5.0
 LOW_WATERMARKS_MS = 10_000
 LOW_WATERMARK_S = 0.5
 M = TypeVar("M", bound=Message)
@@ -54,7 +54,7 @@ class SplitRoom:
         self._owned: set[int] = set()
         self._priorities_next: int | None = None
         self._stats_due_ms = self._low_due_ms = 0
-        self._waits_for, self._waits_logged_s = "", 0.0
+        self._waits = WaitLog(service.log, service.metrics)
         self._restore_totals()
 
     @contextmanager
@@ -84,6 +84,7 @@ class SplitRoom:
 
     def commit_due(self) -> None:
         """After each poll: serve delivery reports, commit what is due, without waiting. Raises BrokerError."""
+        self.service.health.beat()
         self.writer.poll()
         self.open_reader().handled(self.positions())
 
@@ -136,9 +137,7 @@ class SplitRoom:
     def _stats(self, now_ms: int) -> Drawn:
         stats = self.replay.stats(now_ms)
         stats.waiting_for = self.writer.waiting_for() or stats.waiting_for
-        if stats.waiting_for != self._waits_for and time.monotonic() - self._waits_logged_s > WAIT_LOG_S:
-            self._waits_for, self._waits_logged_s = stats.waiting_for, time.monotonic()
-            self.service.log.info("replay.waiting", split=self.split, waits_for=stats.waiting_for or "nobody")
+        self._waits.now(stats.waiting_for, time.monotonic())
         return Drawn("replay-stats", 0, self.split.encode(), [self.service.schemas.encode(stats)])
 
     def _decoded(self, record: Received, kind: type[M]) -> M | None:
@@ -177,6 +176,7 @@ class SplitRoom:
         for partition in self._owned - set(assignment):
             self._recovery.drop(partition)
         self._owned = set(assignment)
+        self.service.health.ready()
         if self._priorities_next is None:
             self._priorities_next = priorities_next
         new = {p: start for p, start in assignment.items() if self.replay.next_offset(p) is None}
