@@ -108,11 +108,11 @@ class MonitorCore:
                 self._charts.scalar(f"staleness/p{percent}", staleness, progress.updates, time_ms)
 
 
-def _dead_letters(follower: RunFollower) -> int:
+def _dead_letters(follower: RunFollower) -> int | None:
     try:
         return follower.dead_letters()
     except BrokerError:
-        return 0  # away: the total is counted on when it is back
+        return None  # away: next time
 
 
 def run_monitor_service(service: Service) -> None:

@@ -111,7 +111,7 @@ class RunMetrics:
         if not kept or weights.version > kept[-1][0]:
             kept.append((weights.version, np.frombuffer(weights.payload, np.float32)))
 
-    def show(self, progress: RunProgress, lags: Iterable[Lag], dead_letters: int) -> None:
+    def show(self, progress: RunProgress, lags: Iterable[Lag], dead_letters: int | None) -> None:
         """What only the passing of time shows; every two seconds."""
         metrics = self._metrics
         metrics.total("run_env_steps_total", progress.env_steps)
@@ -119,7 +119,8 @@ class RunMetrics:
         metrics.total("run_samples_total", progress.samples)
         metrics.total("run_batches_total", progress.batches)
         metrics.total("run_episodes_total", progress.episodes)
-        metrics.total("run_dead_letters_total", dead_letters)
+        if dead_letters is not None:
+            metrics.total("run_dead_letters_total", dead_letters)
         for lag in lags:
             for partition, records in lag.partitions.items():
                 metrics.gauge("lag_records", records, group=lag.group, topic=lag.topic, partition=str(partition))
