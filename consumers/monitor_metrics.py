@@ -134,13 +134,13 @@ class RunMetrics:
                 metrics.gauge("weights_cosine", cosine, learner=learner)
 
     def _cosine(self, version: int) -> float | None:
-        """Of the newest snapshots and the newest kept that are not above `version` (the oldest kept where all are), over all shards."""
+        """Of the newest snapshots and those kept whose version is nearest, over all shards. 1 for a learner that keeps up."""
         if len(self._snapshots) < self._shards:
             return None
         dot = newest_square = held_square = 0.0
         for kept in self._snapshots.values():
             newest = kept[-1][1]
-            held = next((values for at, values in reversed(kept) if at <= version), kept[0][1])
+            held = min(reversed(kept), key=lambda snapshot: abs(snapshot[0] - version))[1]
             dot += float(np.dot(newest, held))
             newest_square += float(np.dot(newest, newest))
             held_square += float(np.dot(held, held))

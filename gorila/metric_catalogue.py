@@ -42,7 +42,7 @@ PROCESS: tuple[Metric, ...] = (
     _gauge(
         "waiting_for",
         "0 or 1",
-        "1 while the role waits for `whom` for longer than a second",
+        "1 for whom the role has waited longer than a second, or for nobody",
         "whom",
         roles=("actor", "learner", "parameter-server", "replay"),
     ),
@@ -142,7 +142,7 @@ RUN: tuple[Metric, ...] = (
     _gauge(
         "weights_cosine",
         "-1 to 1",
-        "cosine of the newest weights and those a learner computes on (or the nearest older ones seen): 1 when it keeps up",
+        "cosine of the newest weights and those a learner computes on (the nearest the monitor has seen): 1 when it keeps up",
         "learner",
         roles=MONITOR,
     ),
