@@ -12,6 +12,7 @@ from gorila.kafka.admin import Admin, NewTopic, TopicFacts
 from gorila.kafka.cluster import Cluster
 from gorila.kafka.connection import SLICE_S
 from gorila.kafka.consumer import EARLIEST, LATEST, Consumer, Partition, Received
+from gorila.kafka.group_facts import GroupFacts, Member
 from gorila.kafka.producer import Producer
 
 __all__ = [
@@ -21,6 +22,8 @@ __all__ = [
     "Admin",
     "Cluster",
     "Consumer",
+    "GroupFacts",
+    "Member",
     "NewTopic",
     "Partition",
     "Producer",

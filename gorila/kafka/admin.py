@@ -14,6 +14,7 @@ from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaExcep
 
 from gorila.errors import BrokerError
 from gorila.kafka.connection import LATER, SLICE_S, library_log, patiently
+from gorila.kafka.group_facts import GroupFacts, read_group
 
 if TYPE_CHECKING:
     from gorila.kafka.cluster import Cluster
@@ -177,6 +178,16 @@ class Admin:
         found = self._ask(lambda: self._admin.list_offsets(wanted), f"{at} offsets of", timeout_s)
         return {(p.topic, p.partition): int(answer.offset) for p, answer in found.items()}
 
+    def newest_times(
+        self, partitions: Sequence[tuple[str, int]], timeout_s: float = ANSWER_S
+    ) -> dict[tuple[str, int], int | None]:
+        """{partition: time of its newest record in ms, or None when it holds none}. Reads no record."""
+        if not partitions:
+            return {}
+        wanted = {TopicPartition(*p): ck.OffsetSpec.max_timestamp() for p in partitions}
+        found = self._ask(lambda: self._admin.list_offsets(wanted), "newest record of", timeout_s)
+        return {(p.topic, p.partition): a.timestamp if a.timestamp >= 0 else None for p, a in found.items()}
+
     def group_offsets_later(self, group: str, partitions: Sequence[tuple[str, int]]) -> Future[Any]:
         """As `group_offsets`, not waiting; `read_group_offsets` reads the future's result."""
         self._admin.poll(0)  # serves the error and log callbacks of a client that is asked nothing else
@@ -202,6 +213,19 @@ class Admin:
         if isinstance(found, KafkaError):
             raise BrokerError(f"Kafka at {self._servers}: listing groups: {found.str()}")
         return sorted(group.group_id for group in found.valid)
+
+    def describe_groups(self, groups: Sequence[str], timeout_s: float = ANSWER_S) -> dict[str, GroupFacts]:
+        """State and members by group; a group nobody ever joined has none."""
+        if not groups:
+            return {}
+        unknown = {KafkaError.GROUP_ID_NOT_FOUND}
+        found = self._ask(
+            lambda: self._admin.describe_consumer_groups(list(groups)), "describing group", timeout_s, unknown
+        )
+        return {
+            name: GroupFacts(name, "Dead", ()) if isinstance(answer, KafkaError) else read_group(answer)
+            for name, answer in found.items()
+        }
 
     def delete_groups(self, groups: Sequence[str], timeout_s: float = ANSWER_S) -> None:
         """Delete empty groups; those that are unknown are left."""
