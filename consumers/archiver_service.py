@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
-from consumers.archive_folder import ArchiveFolder
+from consumers.archive_folder import ArchiveFolder, Place
 from consumers.archiver import Archiver
 from gorila.errors import ConfigError
 from gorila.inputs import Input
@@ -50,11 +51,7 @@ def _archive(service: Service, folder: ArchiveFolder) -> None:
         "archive.begins", folder=folder.folder, at={f"{t}/{p}": offset for (t, p), offset in planned.items()}
     )
     archiver = Archiver(folder, planned, service.config.archive, service.metrics, service.log)
-    inputs = [
-        Input(topic, "assigned", start={p: at for (t, p), at in planned.items() if t == topic}, gone="earliest")
-        for topic in TOPICS
-    ]
-    runtime = Runtime(service, archiver, inputs, tick_interval_s=TICK_S)
+    runtime = Runtime(service, archiver, inputs_of(planned), tick_interval_s=TICK_S)
     try:
         runtime.open()
         service.log.info("ready")
@@ -65,3 +62,11 @@ def _archive(service: Service, folder: ArchiveFolder) -> None:
         runtime.drain()
     finally:
         runtime.close()
+
+
+def inputs_of(planned: Mapping[Place, int]) -> list[Input]:
+    """One input a topic. An operator's reset is obeyed; what is gone is passed over, counted (gorila/inputs.py)."""
+    return [
+        Input(topic, "assigned", start={p: at for (t, p), at in planned.items() if t == topic}, gone="earliest")
+        for topic in TOPICS
+    ]

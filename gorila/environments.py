@@ -101,7 +101,11 @@ def recorded_spec(facts: EnvironmentFacts) -> Any:
     """Gymnasium's spec of the environment a recording was made in, or None where an id alone does not make it again (Atari lanes, own code, wrappers)."""
     import gymnasium
 
-    if facts.settings.get("interface") != "gymnasium" or facts.settings.get("wrappers") or facts.id not in gymnasium.registry:
+    if (
+        facts.settings.get("interface") != "gymnasium"
+        or facts.settings.get("wrappers")
+        or facts.id not in gymnasium.registry
+    ):
         return None
     spec = copy.deepcopy(gymnasium.spec(facts.id))
     spec.kwargs = {**spec.kwargs, **facts.settings.get("kwargs", {})}

@@ -70,6 +70,12 @@ _ERRORS: list[tuple[str, Any]] = [
     ("transition_row", pa.int32()),
     ("td_error", pa.float32()),
 ]
+_NUMPY: dict[str, type[np.generic]] = {
+    "transition_partition": np.int32,
+    "transition_offset": np.int64,
+    "transition_row": np.int32,
+    "td_error": np.float32,
+}
 _PLAIN = {"str": pa.string(), "int": pa.int64(), "float": pa.float64(), "bool": pa.bool_()}
 
 
@@ -184,7 +190,7 @@ def _priority_columns(messages: Sequence[Priorities], records: Sequence[Recorded
     nothing = np.repeat(rows == 0, lengths)
     for name, kind in _ERRORS:
         own = name.removeprefix("transition_")
-        blank = np.zeros(1, kind.to_pandas_dtype())
+        blank = np.zeros(1, _NUMPY[name])
         values = np.concatenate([getattr(m, own) if len(m.row) else blank for m in messages])
         made[name] = pa.array(values, kind, mask=nothing)
     return made
@@ -277,10 +283,7 @@ class _PriorityRows:
     def __init__(self, table: pa.Table) -> None:
         self._batch = {name: table[name].combine_chunks() for name, _ in _BATCH}
         self._nothing = table["td_error"].is_null().to_numpy(zero_copy_only=False)
-        self._errors = {
-            name.removeprefix("transition_"): table[name].fill_null(0).to_numpy().astype(kind.to_pandas_dtype())
-            for name, kind in _ERRORS
-        }
+        self._errors = {name.removeprefix("transition_"): table[name].fill_null(0).to_numpy() for name, _ in _ERRORS}
 
     def message(self, start: int, stop: int) -> Priorities:
         stop = start if self._nothing[start] else stop
