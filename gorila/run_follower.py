@@ -33,8 +33,13 @@ class RunFollower:
     """Keeps a RunProgress current. Not a member of any group: it commits nothing and slows nobody."""
 
     def __init__(
-        self, service: Service, progress: RunProgress, also: Callable[[Message, int], None] | None = None
+        self,
+        service: Service,
+        progress: RunProgress,
+        also: Callable[[Message, int], None] | None = None,
+        newest: int | None = None,
     ) -> None:
+        """`newest`: begin so many records before the end of each partition, for a view that need not know the past."""
         self._service = service
         self._also = also
         self._cluster: Cluster = service.cluster
@@ -43,9 +48,10 @@ class RunFollower:
         self._consumer = self._cluster.consumer()
         self._admin = self._cluster.admin()
         self._tail = self._cluster.consumer()
-        self._consumer.assign(
-            {(service.topic(t), p): 0 for t in FOLLOWED for p in range(BY_NAME[t].partitions(self._config))}
-        )
+        places = [(service.topic(t), p) for t in FOLLOWED for p in range(BY_NAME[t].partitions(self._config))]
+        ends = self._admin.end_offsets(places) if newest is not None else {}
+        lows = self._admin.offsets(places, "earliest") if newest is not None else {}
+        self._consumer.assign({p: max(lows[p], ends[p] - newest) if newest is not None else 0 for p in places})
 
     def poll(self, timeout_s: float) -> int:
         """Fold in what has come, at most 2,000 records; how many. Waits for the first up to `timeout_s`."""

@@ -1,0 +1,88 @@
+"""Looks at a run from outside, by Kafka's administration alone: joins no group, commits nothing, reads no payload."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+
+from gorila.errors import RunError
+from gorila.kafka import Admin, Cluster
+from gorila.run_record import RUN_TOPIC, list_runs
+from gorila.run_state import PartitionLag, RunState, readers
+from gorila.service import Service, open_service
+from gorila.settings import local_kafka
+from gorila.topics import TOPOLOGY, full_name, group_name
+
+
+def newest_run(cluster: Cluster) -> str:
+    """The run whose record is the newest. Raises RunError when there is none, BrokerError."""
+    runs = list_runs(cluster)
+    times = cluster.admin().newest_times([(full_name(run, RUN_TOPIC), 0) for run in runs])
+    newest = max(times, key=lambda place: times[place] or 0, default=None)
+    if newest is None or times[newest] is None:
+        raise RunError(
+            f"no run on Kafka at {cluster.bootstrap_servers}: `gorila train` or `gorila topics create RUN` makes one"
+        )
+    return newest[0].removesuffix(f".{RUN_TOPIC}")
+
+
+def open_spectator(what: str, run: str, bootstrap_servers: str, sets: Sequence[str] = ()) -> Service:
+    """A run as a reader of it has it; nothing is said on the terminal.
+
+    Args:
+        what: the command's name, for the client id.
+        run: empty: the newest.
+
+    Raises:
+        RunError, BrokerError, UsageError.
+    """
+    kafka = local_kafka(sets)
+    only_kafka = [
+        f"kafka.{key}={getattr(kafka, key)}"
+        for key in ("client_properties", "schema_registry_url")
+        if getattr(kafka, key)
+    ]
+    servers = bootstrap_servers or kafka.bootstrap_servers
+    if not run:
+        cluster = Cluster(servers, kafka.client_properties, client_id=f"gorila-{what}")
+        cluster.admin().ping()
+        run = newest_run(cluster)
+    logging.getLogger().addHandler(
+        logging.NullHandler()
+    )  # or warnings of the Kafka library are printed over the screen
+    return open_service(what, run, 0, servers, only_kafka, terminal=False, environ={})
+
+
+class RunObserver:
+    """Use `look` as often as there is a screen to fill: three requests, and one a group."""
+
+    def __init__(self, service: Service) -> None:
+        self._service, self._config, self._run = service, service.config, service.run
+        self.admin: Admin = service.cluster.admin()
+        self._places = [
+            (full_name(service.run, topic.name), p)
+            for topic in TOPOLOGY
+            for p in range(topic.partitions(service.config))
+        ]
+
+    def look(self) -> RunState:
+        """As it is now. Raises BrokerError when Kafka does not answer, or a topic is missing."""
+        prefix = full_name(self._run, "")
+        newest = {(t.removeprefix(prefix), p): ms for (t, p), ms in self.admin.newest_times(self._places).items()}
+        ends = self.admin.end_offsets(self._places)
+        read = [
+            (full_name(self._run, topic), p) for _, topic, partitions, _ in readers(self._config) for p in partitions
+        ]
+        starts = self.admin.offsets(read, "earliest")
+        lags = []
+        for group, topic, partitions, bound in readers(self._config):
+            keys = [(full_name(self._run, topic), p) for p in partitions]
+            committed = self.admin.group_offsets(group_name(self._run, group), keys)
+            lags += [
+                PartitionLag(group, topic, key[1], committed.get(key), starts[key], ends[key], bound) for key in keys
+            ]
+        names = [name for name in self.admin.groups() if name.startswith(prefix)]
+        groups = {name.removeprefix(prefix): facts for name, facts in self.admin.describe_groups(names).items()}
+        dead = (full_name(self._run, "dead-letters"), 0)
+        return RunState(self._run, time.time_ns() // 1_000_000, tuple(lags), groups, newest, ends[dead])
