@@ -178,6 +178,7 @@ class ArchiveFolder:
                 file,
                 compression=compression,
                 row_group_size=max(1, table.num_rows),
+                write_page_checksum=True,
                 use_dictionary=["actor_id", "learner_id", "observation_dtype", "observation_codec", "kind", "role"],
             )
 

@@ -67,7 +67,7 @@ class ParquetRecording:
         names = columns_of(file.topic, self.facts).names
         where, count = str(file.path), 0
         try:
-            with pq.ParquetFile(file.path) as parquet:
+            with pq.ParquetFile(file.path, page_checksum_verification=True) as parquet:
                 batches = parquet.iter_batches(BATCH_ROWS, columns=[n for n in names if n != "observation"])
                 for record in from_columns(file.topic, batches, where):
                     if record.partition != file.partition or not file.first <= record.offset <= file.last:
