@@ -70,7 +70,8 @@ class Learner:
         assembler: who inflates and stacks.
         clock: seconds, monotonic; only for `busy_fraction`. None under `run.synchronous` or where nobody looks.
         on_bad_batch: told (records, reason) of a batch whose blocks do not inflate.
-        look_again: asked, once a second at most, to put into `view` a target record that a snapshot names and that went by unread.
+        look_again: asked, once a second at most, to put into `view` what went by unread: a target record that a snapshot
+            names, or deltas after a key frame.
     """
 
     def __init__(
@@ -118,7 +119,7 @@ class Learner:
         """Take a snapshot or a part of a batch; nothing is emitted before the tick. Raises BadRecord."""
         message = record.message
         if isinstance(message, Weights):
-            self.view.take(message)
+            self.view.take(message, record.offset)
             self._note_round_trips(self.in_flight.covered_by(self.view.gradient_offsets))
         elif isinstance(message, Batch):
             self._judge(message)
@@ -155,9 +156,11 @@ class Learner:
         """One update, when a batch, weights and the window allow it."""
         if self.writer.unsent:
             return self._send_again()
-        if self._queue and not self._weights_are_here() and now_s >= self._look_again_s:
+        missing = bool(self.view.gaps) or (bool(self._queue) and not self._weights_are_here())
+        if missing and now_s >= self._look_again_s:
             self._look_again_s = now_s + 1.0
             self._look_again()
+            self._note_round_trips(self.in_flight.covered_by(self.view.gradient_offsets))
         while self._may_compute():
             waiting = self._queue.popleft()
             try:
@@ -261,10 +264,10 @@ class Learner:
         ]
 
     def _load_weights(self) -> None:
-        versions = tuple(self.view.shard_versions)
-        if versions != self._loaded:
+        generations = tuple(self.view.generations)
+        if generations != self._loaded:
             self.step.load(self.view.flat())
-            self._loaded = versions
+            self._loaded = generations
         targets = (self.view.target_version, *self.view.target_versions)
         if targets != self._loaded_target:
             self.step.load_target(self.view.target_flat())

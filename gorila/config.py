@@ -201,6 +201,18 @@ class ParameterServerSection(Section):
     rmsprop_epsilon: PositiveFloat = Field(0.01 / 32**2, description="inside the root, as DQN's centred RMSProp does")
     momentum: Fraction = Field(0.0, description="sgd")
     target_period_versions: Positive = 50
+    weights_codec: Literal["fp32", "fp16", "delta"] = Field(
+        "fp32", description="of snapshots; delta: fp16 key frames and deltas with error feedback between them"
+    )
+    delta_codec: Literal["fp16", "one-bit", "top-k"] = Field(
+        "one-bit", description="delta: of the changes; top-k suits top-k gradients"
+    )
+    delta_fraction: Annotated[float, Field(gt=0, le=0.25)] = Field(
+        0.02, description="delta: share of a shard's values in a top-k delta"
+    )
+    key_frame_every: Annotated[int, Field(ge=2, le=128)] = Field(
+        64, description="delta: one of so many snapshots is a key frame, where late readers begin"
+    )
     weights_bytes_per_s: PositiveFloat = Field(20e6, description="snapshots of a shard take at most this")
     max_staleness_versions: int = Field(
         0, ge=0, description="older gradients are dropped; 0: four times learners * max_in_flight"

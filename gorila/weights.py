@@ -2,8 +2,9 @@
 
 Rules of this file:
 1. A shard's values are replaced as one, never edited: nobody sees two versions of one shard mixed.
-2. A record whose version is not above the one held is ignored (but for a higher gradient_offset at the same version); so is a delta whose base is not
-   held (the next key frame mends it).
+2. A record whose version is not above the one held is ignored (but for a higher gradient_offset at the same version). So is a delta whose base, or whose
+   key frame, is not the one held: `gaps` names the shard until a record of it is taken. What is missing is in the log (read again from the newest key
+   frame), and the next key frame mends it too.
 3. A payload counts only when the flat float32 values it gives have the hash the server wrote.
 4. The global version is the minimum over shards (rules.md 12); it is -1 until every shard has come.
 5. Target weights are those of the newest version that every shard has; shards are never mixed where that can be avoided.
@@ -45,6 +46,13 @@ class WeightsView:
         self._values: list[F32 | None] = [None] * shards
         self._targets: list[dict[int, F32]] = [{} for _ in range(shards)]
         self._flat: F32 | None = None
+        self._key_offsets: list[int | None] = [None] * shards
+        self._hashes = [-1] * shards
+        self._built_by_delta = [False] * shards
+        self.generations = [0] * shards
+        """Per shard, how often its values were replaced: the same for the same values."""
+        self.gaps: set[int] = set()
+        """Shards of which a delta came that did not fit."""
         self.shard_versions = [-1] * shards
         self.gradient_offsets = [-1] * shards
         self.announced_targets = [(-1, -1)] * shards
@@ -72,8 +80,11 @@ class WeightsView:
         common = set.intersection(*(set(held) for held in self._targets))
         return max(common) if common else min(self.target_versions)
 
-    def take(self, record: Weights) -> bool:
+    def take(self, record: Weights, offset: int | None = None) -> bool:
         """Take a record; whether the view changed.
+
+        Args:
+            offset: the record's place in its partition, so that deltas of another key frame can be told; None: not known.
 
         Raises:
             BadRecord: unknown shard, wrong length, or values without the hash the server wrote. The view stays as it was.
@@ -93,23 +104,44 @@ class WeightsView:
             while len(held) > TARGETS_KEPT:
                 del held[min(held)]
             return True
-        if record.version == self.shard_versions[shard] and record.gradient_offset > self.gradient_offsets[shard]:
-            # Gradients were dropped: same weights, but whoever waits for one of them to be covered must hear of it.
-            self.gradient_offsets[shard] = record.gradient_offset
-            self.announced_targets[shard] = (record.target_version, record.target_offset)
-            return True
-        if record.version <= self.shard_versions[shard]:
+        held_version = self.shard_versions[shard]
+        if record.version < held_version:
             return False
-        base = self._values[shard]
-        if record.kind == "delta" and (base is None or record.base_version != self.shard_versions[shard]):
+        newly_covers = record.gradient_offset > self.gradient_offsets[shard]
+        if record.kind == "delta" and record.version > held_version:
+            known = self._key_offsets[shard]
+            if record.base_version != held_version or held_version < 0 or known not in (None, record.key_offset):
+                self.gaps.add(shard)
+                return False
+            self._replace(shard, record, self._values[shard])
+        elif record.kind == "key":
+            # A server that starts again shows the version it is at; what deltas had made of that version may differ in the last bits.
+            if record.version > held_version or (
+                self._built_by_delta[shard] and record.payload_hash != self._hashes[shard]
+            ):
+                self._replace(shard, record, None)
+                newly_covers = True
+            if record.payload_hash == self._hashes[shard]:
+                self._key_offsets[shard] = offset
+            elif not newly_covers:
+                return False
+        elif not newly_covers:
             return False
-        self._values[shard] = self._decode(record, base if record.kind == "delta" else None)
-        self._lengths[shard] = record.num_parameters
+        self.gaps.discard(shard)
+        # The same version, with gradients dropped since: whoever waits for one of them to be covered must hear of it.
+        newly_covers = newly_covers or record.version > held_version
         self.shard_versions[shard] = record.version
         self.gradient_offsets[shard] = record.gradient_offset
         self.announced_targets[shard] = (record.target_version, record.target_offset)
+        return newly_covers
+
+    def _replace(self, shard: int, record: Weights, base: F32 | None) -> None:
+        self._values[shard] = self._decode(record, base)
+        self._hashes[shard] = record.payload_hash
+        self._built_by_delta[shard] = base is not None
+        self._lengths[shard] = record.num_parameters
+        self.generations[shard] += 1
         self._flat = None
-        return True
 
     def flat(self) -> F32:
         """Online weights float32 (P,), read-only. Raises InvalidState before every shard has come."""

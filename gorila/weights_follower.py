@@ -1,7 +1,7 @@
 """Follows the `weights` topic to its newest records: for actors, learners and evaluators that read weights beside their own work.
 
 In no group, commits nothing. Of what has come since the last poll only the newest record of each key is decoded. A reader that has been
-away longer than AWAY_S jumps to the end instead of fetching what nobody will look at.
+away longer than AWAY_S, or to whom a delta came that did not fit, goes back to the newest key frame instead of fetching what nobody will look at.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from gorila.service import Service
 from gorila.weights import WeightsView
 
 AWAY_S = 2.0
+MEND_S = 0.5  # a gap that the log itself has must not be looked for all the time
 STEPS_BACK = (2, 16, 256, 1 << 62)
 MOST_ROUNDS = 64
 ROUND_RECORDS = 256
@@ -29,14 +30,14 @@ class WeightsFollower:
         targets: whether target weights are wanted too (the learner).
         num_parameters: P of the whole network, or None where the reader has no network of its own.
         jump: each poll looks at the end of the log and fetches nothing between polls: for a reader that needs a fraction of the snapshots
-            (gorila/weights_sampler.py). A poll then waits for Kafka.
+            (gorila/weights_sampler.py). A poll then waits for Kafka. Where deltas are published it reads them all: a delta is a fraction of a snapshot.
     """
 
     def __init__(
         self, service: Service, targets: bool, num_parameters: int | None = None, *, jump: bool = False
     ) -> None:
         self._service = service
-        self._jump = jump
+        self._jump = jump and service.config.parameter_server.weights_codec != "delta"
         self._ends_seen: dict[int, int] = {}
         self._targets = targets
         self._topic = service.topic("weights")
@@ -44,6 +45,7 @@ class WeightsFollower:
         self._consumer: Consumer = service.cluster.consumer(ends=True, queued_kib=QUEUED_KIB)
         self.view = WeightsView(num_parameters, self._shards)
         self._last_poll_s: float | None = None
+        self._mend_s = 0.0
         self.bad_records = 0
 
     def poll(self, timeout_s: float = 0.0) -> bool:
@@ -53,7 +55,10 @@ class WeightsFollower:
             BrokerError: Kafka refuses. (Kafka being away is no error: the view stays as it is.)
         """
         newest: dict[tuple[int, bytes], Received] = {}
-        away = self._jump or self._last_poll_s is None or time.monotonic() - self._last_poll_s > AWAY_S
+        now_s = time.monotonic()
+        away = self._jump or self._last_poll_s is None or now_s - self._last_poll_s > AWAY_S
+        if self.view.gaps and now_s >= self._mend_s:
+            away, self._mend_s = True, now_s + MEND_S
         if away:
             try:
                 newest = self._find_newest()
@@ -120,18 +125,18 @@ class WeightsFollower:
         return newest
 
     def _read(self, shard: int, start: int, high: int) -> tuple[list[Received], int]:
-        """The records of [start, high), as far as they exist, and the next offset to read."""
+        """The newest record of each key in [start, high), as far as they exist, and the next offset to read."""
         self._consumer.assign({(self._topic, shard): start})
-        found: list[Received] = []
+        found: dict[bytes, Received] = {}
         position = start
         while position < high and not self._service.stop.is_set():
             records = self._poll(ROUND_RECORDS, SLICE_S)
-            found += records
+            for record in records:
+                found[record.key or b""] = record
             if records:
                 position = records[-1].offset + 1
             position = max(position, self._consumer.end_reached(self._topic, shard) or 0)
-            del found[:-ROUND_RECORDS]
-        return found, position
+        return list(found.values()), position
 
     def _fetch_target(self, shard: int, offset: int) -> bool:
         """The target record a key frame named; if compaction took it, the one that replaced it comes later in the log."""
@@ -151,12 +156,14 @@ class WeightsFollower:
 
     def _take_all(self, newest: dict[tuple[int, bytes], Received]) -> bool:
         changed = False
-        # Target records first: a key frame names a target at or below it.
-        for (_, key), received in sorted(newest.items(), key=lambda item: not item[0][1].endswith(b"/target")):
+        # Target records first: a key frame names a target at or below it. Then as they lie in the log: deltas build on one another.
+        order = sorted(newest.items(), key=lambda item: (not item[0][1].endswith(b"/target"), item[1].offset))
+        for (_, key), received in order:
             if key.endswith(b"/target") and not self._targets:
                 continue
             try:
-                changed = self.view.take(self._service.schemas.expect(received.value, Weights)) or changed
+                message = self._service.schemas.expect(received.value, Weights)
+                changed = self.view.take(message, received.offset) or changed
             except BadRecord as error:
                 # Its own reader group's dead letter would be written once a reader; the count and one line will do.
                 self.bad_records += 1

@@ -15,7 +15,6 @@ Longer than most: what is applied, what is shown and what is checkpointed at a v
 
 from __future__ import annotations
 
-import zlib
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from numpy.typing import NDArray
 from consumers.parameter_server import kernels
 from consumers.parameter_server.chain import Chain, SoleMember
 from consumers.parameter_server.checkpoints import NO_HASH, ShardState, to_ledger, to_manifest, to_parts
+from consumers.parameter_server.downlink import Downlink, Frame
 from consumers.parameter_server.optimizers import learning_rate_at, make_optimizer, settings_json
 from gorila.compression import Codec, SparseCodec, codec
 from gorila.config import Config
@@ -45,6 +45,11 @@ QUIET_S = 2.0
 @dataclass(slots=True)
 class _TargetTag:
     version: int
+
+
+@dataclass(slots=True)
+class _KeyTag:
+    """Of a key frame that deltas will name."""
 
 
 @dataclass(slots=True)
@@ -80,7 +85,7 @@ class Shard:
         self._optimizer = make_optimizer(self._settings)
         self._optimizer.restore(state.version)
         self._staleness_bound = self._settings.staleness_bound(config.learner.count, config.learner.max_in_flight)
-        self._publish_interval_s = 4 * state.num_parameters / self._settings.weights_bytes_per_s
+        self._downlink = Downlink(self._settings, state.num_parameters)
         self._chain = chain or SoleMember(f"{state.shard_id}-0")
         self._chain.applied(state.version)
         self._caught_up_at = caught_up_at
@@ -142,8 +147,8 @@ class Shard:
             if now_s - self._quiet_since_s >= QUIET_S:
                 self._caught_up_at = 0
         if self._key_frame_due(now_s):
-            outgoing.append(self._key_frame())
-            self._next_publish_s = now_s + self._publish_interval_s
+            outgoing.append(self._snapshot())
+            self._next_publish_s = now_s + self._downlink.interval_s
         return outgoing
 
     def next_due_s(self) -> float:
@@ -159,6 +164,8 @@ class Shard:
             for pending in self._checkpoints:
                 if pending.manifest.target_version == tag.version:
                     pending.manifest.target_offset = offset
+        elif isinstance(tag, _KeyTag):
+            self._downlink.key_frame_delivered(offset)
         elif isinstance(tag, _PartTag):
             for pending in self._checkpoints:
                 if pending.manifest.version == tag.version:
@@ -193,6 +200,10 @@ class Shard:
             raise InvalidState(
                 f"target {self._target_emitted} emitted and {self.state.target_version} acknowledged at version {self.state.version}"
             )
+
+    def start_publishing(self) -> None:
+        """Somebody else may have published since this shard last did: begin with a key frame."""
+        self._downlink.restart()
 
     def state_hash(self) -> int:
         """Of the state as it is now."""
@@ -257,6 +268,7 @@ class Shard:
             and state.gradient_offset + 1 >= self._caught_up_at
             and self._target_emitted == state.target_version
             and state.target_offset >= 0
+            and self._downlink.ready
         )
 
     def _key_frame_due(self, now_s: float) -> bool:
@@ -266,43 +278,40 @@ class Shard:
 
     def _target(self) -> Outgoing:
         self._target_emitted = self.state.version
-        message = self._weights("target", self.state.version, -1)
-        return Outgoing(
-            "weights",
-            message,
-            f"{self.state.shard_id}/target".encode(),
-            self.state.shard_id,
-            _TargetTag(self.state.version),
-        )
+        frame = self._downlink.target(self.state.weights)
+        return self._to_weights(frame, self.state.version, -1, _TargetTag(self.state.version))
 
-    def _key_frame(self) -> Outgoing:
+    def _snapshot(self) -> Outgoing:
         state = self.state
-        message = self._weights("key", state.target_version, state.target_offset)
-        message.staleness = np.trim_zeros(self._staleness, "b").copy()
+        frame = self._downlink.frame(state.weights, state.version)
+        tag = _KeyTag() if frame.kind == "key" and self._downlink.wants_key_offset else None
         self._published = (state.version, state.gradient_offset)
-        return Outgoing("weights", message, f"{state.shard_id}/key".encode(), state.shard_id)
+        return self._to_weights(frame, state.target_version, state.target_offset, tag)
 
-    def _weights(self, kind: str, target_version: int, target_offset: int) -> Weights:
+    def _to_weights(self, frame: Frame, target_version: int, target_offset: int, tag: object) -> Outgoing:
+        message = self._weights(frame, target_version, target_offset)
+        return Outgoing("weights", message, f"{self.state.shard_id}/{frame.name}".encode(), self.state.shard_id, tag)
+
+    def _weights(self, frame: Frame, target_version: int, target_offset: int) -> Weights:
         state = self.state
-        payload = state.weights.tobytes()
         return Weights(
             shard_id=state.shard_id,
             version=state.version,
-            kind=kind,
+            kind=frame.kind,
             num_parameters=state.num_parameters,
-            base_version=-1,
-            key_offset=-1,
+            base_version=frame.base_version,
+            key_offset=frame.key_offset,
             target_version=target_version,
             target_offset=target_offset,
             gradient_offset=state.gradient_offset,
-            codec="fp32",
-            payload=payload,
-            payload_hash=zlib.crc32(payload),
+            codec=frame.codec,
+            payload=frame.payload,
+            payload_hash=frame.payload_hash,
             state_hash=NO_HASH,
             applied=state.applied,
             dropped_stale=state.dropped_stale,
             dropped_duplicate=state.dropped_duplicate,
             dropped_bad=state.dropped_bad,
-            staleness=np.zeros(0, np.int32),
+            staleness=np.trim_zeros(self._staleness, "b").copy(),
             learning_rate=self._last_rate,
         )

@@ -19,11 +19,13 @@ from gorila.compression.fp32 import Fp32
 from gorila.errors import BadRecord
 
 if TYPE_CHECKING:
-    from gorila.config import LearnerSection
+    from gorila.config import LearnerSection, ParameterServerSection
 
-__all__ = ["HALF_HEADER", "NAMES", "Codec", "SparseCodec", "codec", "gradient_codec", "warm_up"]
+__all__ = ["HALF_HEADER", "NAMES", "Codec", "SparseCodec", "codec", "delta_codec", "gradient_codec", "warm_up"]
 
 NAMES = ("fp32", "fp16", "one-bit", "top-k")
+DELTA_BLOCK = 256
+"""One-bit deltas of weights: small blocks, for layers whose weights move at different speeds."""
 
 
 def codec(name: str) -> Codec:
@@ -60,6 +62,19 @@ def gradient_codec(section: LearnerSection) -> Codec:
 
         return TopK(section.top_k_fraction, section.top_k_warmup_versions)
     return codec(section.codec)
+
+
+def delta_codec(section: ParameterServerSection) -> Codec:
+    """The codec of changes of weights between two snapshots."""
+    if section.delta_codec == "one-bit":
+        from gorila.compression.one_bit import OneBit
+
+        return OneBit(DELTA_BLOCK)
+    if section.delta_codec == "top-k":
+        from gorila.compression.top_k import TopK
+
+        return TopK(section.delta_fraction)
+    return codec(section.delta_codec)
 
 
 def warm_up() -> None:
