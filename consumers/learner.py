@@ -96,7 +96,9 @@ class Learner:
         self.step = GradientStep(config, facts)
         shards, learner = config.parameter_server.shards, config.learner
         self.writer = GradientWriter(learner_id, self.step.num_parameters, shards, learner, outbox)
-        self.guard = OutlierGuard(config.learner.outlier_sigma, config.learner.outlier_warmup_batches)
+        # In rounds every batch must become a version, or the actor waits for ever.
+        sigma = 0.0 if config.run.synchronous else config.learner.outlier_sigma
+        self.guard = OutlierGuard(sigma, config.learner.outlier_warmup_batches)
         self.counts = LearnerCounts()
         self._collector = PartCollector()
         self._tracker = OffsetTracker()

@@ -286,10 +286,14 @@ class BatchWriter:
             partition = self._turn
             self._turn = (partition + 1) % self._partitions
             if self._gate.may_write(partition, self._next[partition]):
-                self._next[partition] += parts
-                self._pending[partition] += parts
+                self.reserve(partition, parts)
                 return partition
         return None
+
+    def reserve(self, partition: int, parts: int) -> None:
+        """Take the next `parts` offsets of a partition, whoever is behind."""
+        self._next[partition] += parts
+        self._pending[partition] += parts
 
     def give_back(self, partition: int, parts: int) -> None:
         """Nothing was drawn for the turn after all."""

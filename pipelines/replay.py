@@ -204,19 +204,30 @@ class ReplaySplit:
 
     # Sampling
 
+    @property
+    def batches_total(self) -> int:
+        """Learner batches drawn, run total."""
+        return self._batches_total
+
     def wants_transitions(self) -> bool:
         """Whether transitions may be read: not while a batch could be formed and too few samples were drawn (rates.py)."""
         return not self._own_rows() or self.rates.wants_inserts(self._population())
 
-    def draw(self, batches_allowed: int) -> list[list[Batch]]:
-        """Whole learner batches, each the list of its records, as many as the rates and `batches_allowed` let be drawn."""
+    def draw(self, batches_allowed: int, *, regardless: bool = False) -> list[list[Batch]]:
+        """Whole learner batches, each the list of its records, as many as the rates and `batches_allowed` let be drawn.
+
+        Args:
+            regardless: of the rates; `--synchronous` counts in rounds instead (gorila/rounds.py).
+        """
         batches: list[list[Batch]] = []
         if batches_allowed <= 0 or not self._own_rows():
             return batches
         population, share = self._population(), self._share()
         if share.weight <= 0.0:
             return batches
-        while len(batches) < batches_allowed and self.rates.may_sample(population, self._batch_rows):
+        while len(batches) < batches_allowed and (
+            regardless or self.rates.may_sample(population, self._batch_rows)
+        ):
             drawn = draw_rows(
                 self.memory, self._batch_rows, share, self._new_window, self._replay.target_new_share, self.rng
             )

@@ -141,7 +141,7 @@ class ReadReplayInputs(beam.DoFn):
             # Nothing has moved for a second: a record still wakes the poll at once, only ticks become rarer.
             quiet = now_s - room.moved_s > QUIET_S
             with room.remembering():
-                chunk = reader.poll(poll_s * QUIET_POLLS if quiet else poll_s, room.replay.wants_transitions())
+                chunk = reader.poll(poll_s * QUIET_POLLS if quiet else poll_s, room.wants_transitions())
             yield split, chunk
             with room.remembering():
                 room.commit_due()

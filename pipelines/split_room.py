@@ -15,6 +15,7 @@ from typing import TypeVar
 from gorila.errors import BadRecord, BrokerError
 from gorila.kafka import Received
 from gorila.messages import Message, Priorities, ReplayStats, TransitionBlock
+from gorila.rounds import Rounds
 from gorila.seeds import generator
 from gorila.service import Service
 from gorila.waiting import WaitLog
@@ -40,9 +41,8 @@ class SplitRoom:
 
     def __init__(self, service: Service, split: str) -> None:
         config = service.config
-        # Draws need not repeat after a restart; under --synchronous they must not depend on when it was.
-        epoch = 0 if config.run.synchronous else int(time.time() * 1000)
-        rng = generator(config.run.seed, "replay", service.index, epoch=epoch)
+        # Draws need not repeat after a restart; under --synchronous they are keyed by round instead.
+        rng = generator(config.run.seed, "replay", service.index, epoch=int(time.time() * 1000))
         self.service, self.split = service, split
         self.replay = ReplaySplit(config, split, rng, service.facts)
         self.reader: SplitReader | None = None
@@ -55,6 +55,7 @@ class SplitRoom:
         self._priorities_next: int | None = None
         self._stats_due_ms = self._low_due_ms = 0
         self._waits = WaitLog(service.log, service.metrics)
+        self._rounds = Rounds.of(config) if config.run.synchronous else None
         self._restore_totals()
 
     @contextmanager
@@ -123,7 +124,27 @@ class SplitRoom:
         except BrokerError:
             return  # Kafka is away, its door has said so: next time
 
+    def wants_transitions(self) -> bool:
+        """Whether transitions may be read now. In rounds the actor waits by itself."""
+        return self._rounds is not None or self.replay.wants_transitions()
+
+    def _draw_round(self, rounds: Rounds) -> Iterator[Drawn]:
+        """A synchronous round's batches, all at once: a priority that came between two of them would be the clock's doing."""
+        drawn = self.replay.batches_total
+        blocks = self.replay.next_offset(0) or 0
+        count = rounds.may_draw(drawn, blocks, self._priorities_next or 0)
+        if count == 0:
+            return
+        self.replay.rng = generator(self.service.config.run.seed, "replay", 0, 0, rounds.next_draw(drawn))
+        self.moved_s = time.monotonic()
+        for batch in self.replay.draw(count, regardless=True):
+            self.writer.reserve(0, len(batch))
+            yield Drawn("batches", 0, None, [self.service.schemas.encode(record) for record in batch])
+
     def _draw(self) -> Iterator[Drawn]:
+        if self._rounds is not None:
+            yield from self._draw_round(self._rounds)
+            return
         parts = self.service.config.record_parts
         encode = self.service.schemas.encode
         while (partition := self.writer.take_turn(parts)) is not None:

@@ -18,6 +18,7 @@ from gorila.config import Config
 from gorila.errors import RunError
 from gorila.metrics import Metrics
 from gorila.processor import Outgoing
+from gorila.rounds import Rounds
 from gorila.seeds import generator, seed_number
 from producers.actor import ActorCore
 
@@ -62,11 +63,13 @@ class ActorSource:
         self._steps_limit = math.ceil(config.run.max_env_steps / config.actor.count) or math.inf
         self._step_s = config.actor.lanes / config.actor.max_steps_per_s if config.actor.max_steps_per_s else 0.0
         self._refresh_s = config.actor.refresh_s
+        self._rounds = Rounds.of(config) if config.run.synchronous else None
+        self._block_steps, self._steps = config.actor.block_steps, 0
         self._refresh_due_s = self._step_due_s = self._show_due_s = -math.inf
 
     def pause_s(self, now_s: float) -> float:
         """Until the pace allows a step; inf once this actor's share of `run.max_env_steps` is taken."""
-        if self.core.version < 0:
+        if self.core.version < 0 or self._round_waits():
             return UNKNOWN_S
         if self.core.steps_taken >= self._steps_limit:
             return math.inf
@@ -74,7 +77,8 @@ class ActorSource:
 
     def step(self, now_s: float) -> list[Outgoing]:
         """Newest weights when due, then one row in every lane."""
-        out = self._refresh(now_s)
+        out = [] if self._rounds else self._refresh(now_s)
+        self._steps += 1
         self._step_due_s = max(self._step_due_s, now_s - PACE_DEBT_S) + self._step_s
         out += self.core.step(now_s)
         return out
@@ -89,11 +93,20 @@ class ActorSource:
         return self.core.cut()
 
     def waiting_for(self) -> str:
-        """Before the first weights: for the parameter servers."""
-        return "parameter-server: no weights published yet" if self.core.version < 0 else ""
+        """Before the first weights, and between synchronous rounds: for the parameter servers."""
+        if self.core.version < 0:
+            return "parameter-server: no weights published yet"
+        return f"learner: the round ends at version {self._round_version()}" if self._round_waits() else ""
+
+    def _round_version(self) -> int:
+        return self._rounds.updates_after(self._steps // self._block_steps) if self._rounds else 0
+
+    def _round_waits(self) -> bool:
+        """Between two synchronous rounds, until the weights include all of the rounds before (gorila/rounds.py)."""
+        return self._steps % self._block_steps == 0 and self.core.version < self._round_version()
 
     def _refresh(self, now_s: float) -> list[Outgoing]:
-        if now_s < self._refresh_due_s:
+        if now_s < self._refresh_due_s or (self._rounds and self._steps % self._block_steps):
             return []
         if now_s >= self._show_due_s:
             self._show_due_s = now_s + SHOW_S
@@ -102,7 +115,7 @@ class ActorSource:
             self._metrics.gauge("epsilon", self.core.epsilon_mean)
         changed = self._follower.poll(0.0)
         view = self._follower.view
-        self._refresh_due_s = now_s + (self._refresh_s if view.version >= 0 else 0.0)
+        self._refresh_due_s = now_s + (self._refresh_s if view.version >= 0 and not self._rounds else 0.0)
         return self.core.use_weights(view.flat(), view.version) if changed and view.version > self.core.version else []
 
 
@@ -155,7 +168,7 @@ def run_actor(service: Service) -> None:
         service.config.actor.max_lag_records,
     )
     service.log.info("actor.start", epoch=epoch, lanes=service.config.actor.lanes, environment=service.facts.id)
-    follower = WeightsSampler(service, service.config.actor.refresh_s)
+    follower = WeightsSampler(service, 0.0 if service.config.run.synchronous else service.config.actor.refresh_s)
     try:
         source = ActorSource(service.config, core, follower, service.metrics)
         SourceLoop(service, source, gates={"transitions": gate}).run()
