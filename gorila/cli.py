@@ -194,24 +194,27 @@ def presets() -> None:
 def _add_groups() -> None:
     from gorila.export_commands import export_app
     from gorila.local.broker_commands import add_kafka_command, broker_app
+    from gorila.local.watch_commands import register as register_watch
     from gorila.topic_commands import register_cat, topics_app
 
     app.add_typer(broker_app, name="broker")
     app.add_typer(topics_app, name="topics")
     app.add_typer(export_app, name="export")
     register_cat(app)
+    register_watch(app)
     add_kafka_command(app)
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Entry point: errors become one line and an exit code, never a traceback."""
-    _add_groups()
+    if not app.registered_groups:
+        _add_groups()
     sys.exit(_exit_code(arguments))
 
 
 def _exit_code(arguments: list[str] | None) -> int:
     try:
-        code = app(args=arguments, standalone_mode=False)
+        code = app(args=arguments, prog_name="gorila", standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except GorilaError as error:

@@ -100,7 +100,8 @@ def finished(broker: BrokerAddress, tmp_path_factory: pytest.TempPathFactory) ->
 def test_ctrl_c_ends_a_run_in_order_with_a_summary_and_exit_code_0(killed: Training) -> None:
     assert (killed.folder / "exit").read_text() == "0", killed.errors
     assert killed.summary()["ended_because"] == "interrupted"
-    assert "did not stop in time" not in killed.output
+    for role, said in (("learner", "learner.stopped"), ("parameter-server", "parameter_server.stopped")):
+        assert said in (killed.run_dir / "logs" / f"{role}-0.log").read_text().splitlines()[-1]
     assert killed.left_behind() == []
     assert "Traceback" not in killed.output + killed.errors
 
