@@ -58,14 +58,20 @@ def local_bootstrap_servers() -> str:
     running = Broker().status()
     if running is None:
         raise UsageError("no --bootstrap-servers and no local broker running: give one, or `gorila broker start`")
+    if running.client_properties is not None:
+        raise UsageError(
+            f"the local broker is secured: --set kafka.client_properties={running.client_properties.parent}/NAME.properties"
+        )
     return running.bootstrap_servers
 
 
 def _servers(given: str, sets: list[str] | None) -> str:
     from gorila.settings import environment_values, parse_sets
 
-    configured = {**environment_values(os.environ), **parse_sets(sets or [])}.get("kafka.bootstrap_servers", "")
-    return given or str(configured) or local_bootstrap_servers()
+    configured = {**environment_values(os.environ), **parse_sets(sets or [])}
+    servers = given or str(configured.get("kafka.bootstrap_servers", ""))
+    # A client properties file says where Kafka is, too.
+    return servers if servers or configured.get("kafka.client_properties") else local_bootstrap_servers()
 
 
 def _role_command(role: str, target: str, about: str) -> Callable[..., None]:
@@ -119,6 +125,9 @@ def train(
     seeds: Annotated[
         int, typer.Option(min=1, help="Train this many seeds, one after another; prints mean and interval.")
     ] = 1,
+    synchronous: Annotated[
+        bool, typer.Option("--synchronous", help="One actor, one learner, in lockstep: two runs, one seed, one hash.")
+    ] = False,
     bootstrap_servers: Servers = "",
     sets: Sets = None,
     runs_dir: Annotated[Path, typer.Option(help="Where the folder of the run is written.")] = Path("runs"),
@@ -135,6 +144,8 @@ def train(
     extra = list(sets or [])
     if steps:
         extra.append(f"run.max_env_steps={steps}")
+    if synchronous:
+        extra.append("run.synchronous=true")
     if bootstrap_servers:
         extra.append(f"kafka.bootstrap_servers={bootstrap_servers}")
     first = load_config(preset, extra).run.seed if seed is None else seed
