@@ -71,7 +71,8 @@ class ActorSource:
         """Until the pace allows a step; inf once this actor's share of `run.max_env_steps` is taken."""
         if self.core.version < 0 or self._round_waits():
             return UNKNOWN_S
-        if self.core.steps_taken >= self._steps_limit:
+        rounds_over = self._rounds is not None and 0 < self._rounds.max_updates <= self.core.version
+        if rounds_over or self.core.steps_taken >= self._steps_limit:
             return math.inf
         return max(0.0, self._step_due_s - now_s)
 
