@@ -183,10 +183,11 @@ def waits(state: RunState, config: Config, progress: RunProgress, busy: Mapping[
         ("learners", "gradients", "the parameter servers"),
     ):
         full = [lag for lag in state.lags if lag.topic == topic and lag.records >= lag.bound]
-        if full:
+        told = writer == "replay" and progress.replay_waits_for
+        if full and not told:
             worst = max(full, key=lambda lag: lag.records)
             found.append(
-                f"{writer} wait for {reader}: {worst.records} records behind on partition {worst.partition}, bound {worst.bound}"
+                f"{writer} {'waits' if writer == 'replay' else 'wait'} for {reader}: {worst.records} records behind on partition {worst.partition}, bound {worst.bound}"
                 + (f" (and {len(full) - 1} more partitions)" if len(full) > 1 else "")
             )
     if progress.replay_waits_for:

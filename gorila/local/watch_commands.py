@@ -1,0 +1,48 @@
+"""`gorila top`, `doctor`, `report`, `schema-registry`: looking at runs from outside. Added to the application by `register`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+_PANEL = "Watch a run"
+_Run = Annotated[str, typer.Option("--run", help="Name of the run. Default: the newest on that Kafka.")]
+_Servers = Annotated[
+    str, typer.Option("--bootstrap-servers", help="Kafka, host:port[,host:port]. Default: the local embedded broker.")
+]
+_Sets = Annotated[
+    list[str] | None, typer.Option("--set", help="kafka.key=value, such as kafka.client_properties=FILE.")
+]
+
+
+def _where(given: str, sets: list[str] | None) -> str:
+    """Bootstrap servers as asked for; those of the local broker when nothing was said."""
+    from gorila.settings import local_kafka
+
+    local = local_kafka(sets or [])
+    if given or local.bootstrap_servers or local.client_properties:
+        return given or local.bootstrap_servers
+    from gorila.cli import local_bootstrap_servers
+
+    return local_bootstrap_servers()
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+
+    @app.command(rich_help_panel=_PANEL)
+    def top(
+        run: _Run = "",
+        once: Annotated[bool, typer.Option("--once", help="Print one frame and exit.")] = False,
+        bootstrap_servers: _Servers = "",
+        sets: _Sets = None,
+    ) -> None:
+        """Watch a run live, wherever it runs: rates, lag, returns, staleness, roles up and down, who waits for whom. Ctrl-C ends it.
+
+        Example: gorila top --run RUN --bootstrap-servers localhost:9092
+        """
+        from gorila.local.top import top as show
+        from gorila.run_observer import open_spectator
+
+        show(open_spectator("top", run, _where(bootstrap_servers, sets), sets or ()), once)
