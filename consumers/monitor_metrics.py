@@ -9,6 +9,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
+from gorila.compression import codec
 from gorila.config import Config
 from gorila.messages import Episode, Evaluation, Message, Priorities, ReplayStats, Weights
 from gorila.metrics import Metrics
@@ -104,12 +105,10 @@ class RunMetrics:
                 self._metrics.observe("staleness_updates", float(staleness), shard=str(weights.shard_id))
 
     def _keep(self, weights: Weights) -> None:
-        """Only whole float32 snapshots: the cosine is an indicator, not worth decoding more."""
-        if weights.codec != "fp32" or len(weights.payload) != 4 * weights.num_parameters:
-            return
+        """Key frames only: the cosine is an indicator, not worth following deltas."""
         kept = self._snapshots.setdefault(weights.shard_id, deque(maxlen=KEPT_SNAPSHOTS))
         if not kept or weights.version > kept[-1][0]:
-            kept.append((weights.version, np.frombuffer(weights.payload, np.float32)))
+            kept.append((weights.version, codec(weights.codec).decode(weights.payload, weights.num_parameters)))
 
     def show(self, progress: RunProgress, lags: Iterable[Lag], dead_letters: int | None) -> None:
         """What only the passing of time shows; every two seconds."""

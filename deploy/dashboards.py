@@ -165,10 +165,10 @@ def streaming() -> dict[str, Any]:
             states(
                 "Who waits for whom",
                 (
-                    f'gorila_waiting_for{{whom!="nobody",{RUN}}} == 1 or gorila_waiting_for{{whom="nobody",{RUN}}} == 0',
+                    f"gorila_waiting_for{{{RUN}}}",
                     "{{process}} → {{whom}}",
                 ),
-                about="a bar: the process has waited longer than a second",
+                about="1: the process has waited for it longer than a second; 1 for nobody: it does not wait",
             ),
             chart("Records written per second", (_rate("gorila_records_written_total", "topic"), "{{topic}}")),
             chart("Bytes written per second", (_rate("gorila_bytes_written_total", "topic"), "{{topic}}"), unit="Bps"),
