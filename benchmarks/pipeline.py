@@ -46,6 +46,9 @@ SETS = (
     f"actor.block_steps={ROWS}",
     "replay.min_size_rows=1000",
     "learner.batch_size=128",
+    # design §5: bounds of at least two commit intervals at this rate, and these are rates of a whole machine.
+    "replay.max_lag_batches=64",
+    "actor.max_lag_records=256",
 )
 POOL = 64
 
@@ -188,9 +191,12 @@ def measure(servers: str, quick: bool, folder: Path) -> dict[str, float]:
     try:
         process = psutil.Process(replay.pid)
         until_owned(cluster, run, folder)
-        _, learner = Phase(run, servers, PACE, latency_s).result()
-        blocks = int(PACE * latency_s / ROWS * 0.8)
-        latency = latencies_ms(append_times_ms(cluster, run, blocks), learner["seen"], config)
+        actor, learner = Phase(run, servers, PACE, latency_s).result()
+        latency = latencies_ms(append_times_ms(cluster, run, actor["rows"] // ROWS), learner["seen"], config)
+        print(
+            f"paced: {actor['rows'] / latency_s:.0f} transitions/s, {learner['rows'] / latency_s:.0f} samples/s",
+            flush=True,
+        )
         print(
             f"paced: {len(latency)} blocks, latency p50 {np.percentile(latency, 50):.1f} ms, p99 {np.percentile(latency, 99):.1f} ms",
             flush=True,
