@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -114,8 +114,8 @@ class ArchiveFolder:
                 "time_ms": [run.time_ms],
             }
         )
-        marked = table.replace_schema_metadata({f"gorila.{k}": v for k, v in run_metadata(run).items()})
-        write_durably(self.folder / RUN_FILE, lambda file: pq.write_table(marked, file, compression="zstd"))
+        marks = {f"gorila.{name}": value for name, value in run_metadata(run).items()}
+        write_durably(self.folder / RUN_FILE, lambda file: _write_table(table, file, marks, compression="zstd"))
 
     def next_offsets(self, on_damaged: Callable[[ArchiveFile, str], None]) -> dict[Place, int]:
         """{(topic, partition): last + 1 of its newest complete file}. A newest file that does not read is set aside, and the one before it counts."""
@@ -166,19 +166,18 @@ class ArchiveFolder:
             LocalError: not written; nothing is left of it.
         """
         schema = columns_of(facts.topic, self.facts)
-        table = pa.Table.from_batches(batches, schema).combine_chunks().replace_schema_metadata(facts.to_metadata())
+        table = pa.Table.from_batches(batches, schema).combine_chunks()
         squeezed = bool(codecs) and "none" not in codecs
         compression = {
             name: "none" if squeezed and name == "observation_data" else "zstd" for name in _leaves(table.schema)
         }
 
         def write(file: IO[bytes]) -> None:
-            pq.write_table(
+            _write_table(
                 table,
                 file,
+                facts.to_metadata(),
                 compression=compression,
-                row_group_size=max(1, table.num_rows),
-                write_page_checksum=True,
                 use_dictionary=["actor_id", "learner_id", "observation_dtype", "observation_codec", "kind", "role"],
             )
 
@@ -187,6 +186,14 @@ class ArchiveFolder:
     def close(self) -> None:
         """Give the lock back."""
         self._lock.close()
+
+
+def _write_table(table: pa.Table, file: IO[bytes], metadata: Mapping[str, str], **options: Any) -> None:
+    """One row group. Arrow's own copy of the schema is left out: it would repeat the metadata in base64, and no column of ours needs it."""
+    with pq.ParquetWriter(file, table.schema, store_schema=False, write_page_checksum=True, **options) as writer:
+        if table.num_rows:
+            writer.write_table(table, row_group_size=table.num_rows)
+        writer.add_key_value_metadata(dict(metadata))
 
 
 def _leaves(schema: Any) -> list[str]:
