@@ -60,24 +60,19 @@ class RunObserver:
     def __init__(self, service: Service) -> None:
         self._service, self._config, self._run = service, service.config, service.run
         self.admin: Admin = service.cluster.admin()
-        self._places = [
-            (full_name(service.run, topic.name), p)
-            for topic in TOPOLOGY
-            for p in range(topic.partitions(service.config))
-        ]
+        there = self.admin.topics()  # one that is missing is the doctor's to tell of
+        names = {full_name(service.run, topic.name): topic.partitions(service.config) for topic in TOPOLOGY}
+        self._places = [(name, p) for name, count in names.items() for p in range(min(count, there.get(name, 0)))]
 
     def look(self) -> RunState:
-        """As it is now. Raises BrokerError when Kafka does not answer, or a topic is missing."""
+        """As it is now. Raises BrokerError when Kafka does not answer."""
         prefix = full_name(self._run, "")
         newest = {(t.removeprefix(prefix), p): ms for (t, p), ms in self.admin.newest_times(self._places).items()}
         ends = self.admin.end_offsets(self._places)
-        read = [
-            (full_name(self._run, topic), p) for _, topic, partitions, _ in readers(self._config) for p in partitions
-        ]
-        starts = self.admin.offsets(read, "earliest")
+        starts = self.admin.offsets(self._places, "earliest")
         lags = []
         for group, topic, partitions, bound in readers(self._config):
-            keys = [(full_name(self._run, topic), p) for p in partitions]
+            keys = [key for p in partitions if (key := (full_name(self._run, topic), p)) in ends]
             committed = self.admin.group_offsets(group_name(self._run, group), keys)
             lags += [
                 PartitionLag(group, topic, key[1], committed.get(key), starts[key], ends[key], bound) for key in keys
@@ -85,4 +80,4 @@ class RunObserver:
         names = [name for name in self.admin.groups() if name.startswith(prefix)]
         groups = {name.removeprefix(prefix): facts for name, facts in self.admin.describe_groups(names).items()}
         dead = (full_name(self._run, "dead-letters"), 0)
-        return RunState(self._run, time.time_ns() // 1_000_000, tuple(lags), groups, newest, ends[dead])
+        return RunState(self._run, time.time_ns() // 1_000_000, tuple(lags), groups, newest, ends.get(dead, 0))

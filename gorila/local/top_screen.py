@@ -164,7 +164,7 @@ def _lags(top: TopState, state: RunState, width: int) -> Table:
     # The longest row is what the width leaves to the curve.
     curve = max(6, min(20, width - 66))
     for lag in shown:
-        style = "bold red" if lag.records > lag.bound else "yellow" if lag.records == lag.bound else ""
+        style = "bold red" if lag.records > 2 * lag.bound else "yellow" if lag.records >= lag.bound else ""
         alone = sum(1 for other in state.lags if (other.group, other.topic) == (lag.group, lag.topic)) == 1
         whole = f"{lag.group} {lag.topic}"
         table.add_row(

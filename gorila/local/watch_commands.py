@@ -46,3 +46,15 @@ def register(app: typer.Typer) -> None:
         from gorila.run_observer import open_spectator
 
         show(open_spectator("top", run, _where(bootstrap_servers, sets), sets or ()), once)
+
+    @app.command(rich_help_panel=_PANEL)
+    def doctor(run: _Run = "", bootstrap_servers: _Servers = "", sets: _Sets = None) -> int:
+        """Examine Kafka and a run: topics, lag, clocks, schemas, dead letters, the reference's checklist; each finding with what to do.
+
+        Exit code 0: nothing is wrong; 1: something is; 2: the command was.
+
+        Example: gorila doctor --run RUN
+        """
+        from gorila.local.doctor_view import doctor as visit
+
+        return visit(run, _where(bootstrap_servers, sets), sets or ())
