@@ -64,7 +64,9 @@ def _apply(manifest: Manifest, operation: dict[str, Any], where: str) -> None:
     value = copy.deepcopy(operation["value"])
     if operation["op"] == "add" and isinstance(place, list) and last == "-":
         place.append(value)
-    elif (operation["op"] == "add" and isinstance(place, dict)) or (operation["op"] == "replace" and isinstance(place, dict) and last in place):
+    elif (operation["op"] == "add" and isinstance(place, dict)) or (
+        operation["op"] == "replace" and isinstance(place, dict) and last in place
+    ):
         place[last] = value
     else:
         raise ValueError(f"{where}: cannot {operation['op']} {operation['path']}")
