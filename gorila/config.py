@@ -272,7 +272,7 @@ class ArchiveSection(Section):
         300.0, description="and this long after its first record; commits are as far behind"
     )
     memory_bytes: Positive = Field(
-        512 * 1024**2, description="buffered over all partitions at most: above it the largest file is closed early"
+        256 * 1024**2, description="buffered over all partitions at most: above it the largest file is closed early"
     )
 
 
