@@ -263,7 +263,7 @@ class ArchiveSection(Section):
 
     dir: str = Field(
         "",
-        description="folder of Parquet files, one run each; empty: archive/ in the role's --run-dir. Set: `gorila train` runs an archiver too",
+        description="a run's archive is DIR/RUN; empty: archive/ in the role's --run-dir. Set: `gorila train` runs an archiver too",
     )
     file_bytes: Positive = Field(
         64 * 1024**2, description="a file (one row group) is closed at this size of its columns before compression"
