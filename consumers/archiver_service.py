@@ -28,9 +28,11 @@ def run_archiver_service(service: Service) -> None:
     """
     config = service.config.archive
     if not config.dir and service.run_dir is None:
-        raise ConfigError("archive.dir", "", "a folder, or give --run-dir DIR: the archive is then DIR/archive")
+        raise ConfigError(
+            "archive.dir", "", "a folder (the archive is DIR/RUN), or give --run-dir DIR (then it is DIR/archive)"
+        )
     folder = ArchiveFolder(
-        Path(config.dir) if config.dir else Path(service.run_dir or "") / "archive",
+        Path(config.dir) / service.run if config.dir else Path(service.run_dir or "") / "archive",
         read_run(service.cluster, service.run, service.schemas),
     )
     try:

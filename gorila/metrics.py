@@ -130,7 +130,9 @@ METRICS: tuple[Metric, ...] = (
         ("actor", *STREAM),
     ),
     Metric("waiting_seconds_total", "counter", "seconds", "time spent waiting for other roles", (), ("actor", *STREAM)),
-    Metric("archive_files_total", "counter", "files", "Parquet files made durable, by topic", ("topic",), ("archiver",)),
+    Metric(
+        "archive_files_total", "counter", "files", "Parquet files made durable, by topic", ("topic",), ("archiver",)
+    ),
     Metric(
         "archive_records_total",
         "counter",
@@ -139,7 +141,9 @@ METRICS: tuple[Metric, ...] = (
         ("topic",),
         ("archiver",),
     ),
-    Metric("archive_bytes_total", "counter", "bytes", "size of files made durable, by topic", ("topic",), ("archiver",)),
+    Metric(
+        "archive_bytes_total", "counter", "bytes", "size of files made durable, by topic", ("topic",), ("archiver",)
+    ),
     Metric("archive_buffered_bytes", "gauge", "bytes", "read and not yet in a durable file", (), ("archiver",)),
     Metric(
         "turn_seconds",

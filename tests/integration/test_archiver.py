@@ -312,8 +312,8 @@ def test_a_range_of_offsets_or_of_times_is_what_it_says(recorded: Recorded) -> N
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((), "archive.dir = '' is not allowed: a folder, or give --run-dir DIR"),
-        (("--set", "archive.dir=/proc/nowhere"), "archive /proc/nowhere: "),
+        ((), "archive.dir = '' is not allowed: a folder (the archive is DIR/RUN), or give --run-dir DIR"),
+        (("--set", "archive.dir=/proc/nowhere"), "archive /proc/nowhere/"),
         (("--set", "archive.file_bytes=0"), "archive.file_bytes"),
     ],
 )
