@@ -25,7 +25,8 @@ from gorila.metrics import METRICS
 from tests.integration.training import ROLES, Training
 from tests.unit.deploy_facts import DEPLOY, queries
 
-DEADLINE_S = 90.0
+pytestmark = pytest.mark.timeout(400)  # a slow machine's minutes go by in starting processes, not in what is tested
+DEADLINE_S = 150.0
 # What a healthy short run has no reason to count; each is declared, and counted in a test of its own.
 EVENTS = {
     "dead_letters_total",
@@ -102,6 +103,7 @@ def watched(broker: BrokerAddress, tmp_path_factory: pytest.TempPathFactory) -> 
         "evaluator.threshold=None",
         "evaluator.episodes=2",
         "evaluator.lanes=2",
+        "evaluator.max_episode_steps=20",
     ]
     words = [word for item in sets for word in ("--set", item)]
     training = Training(broker.bootstrap_servers, tmp_path_factory.mktemp("watched"), "cartpole", *words)
