@@ -5,7 +5,8 @@ GorilaError
 │   └── ConfigError         names the key, the value and what is allowed
 ├── BrokerError             Kafka unreachable, lost, or refusing; names the address or topic
 │   ├── RecordTooLarge      names topic, size and the key to change
-│   └── OffsetGone          the wanted offset is no longer in the log
+│   ├── OffsetGone          the wanted offset is no longer in the log
+│   └── NotAllowed          the user lacks a right (an ACL)
 ├── LocalError              something on this machine: disk, port, missing extra
 ├── RunError                the run itself: unknown, contradicting configuration, crash loop
 ├── BadRecord               a record that must go to dead-letters; carries the reason only, the caller has the bytes
@@ -52,6 +53,10 @@ class OffsetGone(BrokerError):
     def __init__(self, message: str, topic: str = "", partition: int = -1) -> None:
         super().__init__(message)
         self.topic, self.partition = topic, partition
+
+
+class NotAllowed(BrokerError):
+    """Kafka refuses for want of a right: no retry will help."""
 
 
 class LocalError(GorilaError):

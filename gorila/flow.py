@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from gorila.kafka import Cluster
 from gorila.kafka.admin import read_group_offsets
+from gorila.kafka.connection import right_missing
 
 REFRESH_S = 0.05
 STALE_S = 1.0
@@ -121,6 +122,11 @@ class LagGate:
     def _read(self, answer: Future[Any], now: float) -> None:
         error = answer.exception()
         if error is not None:
+            missing = right_missing(
+                f"committed offsets of group {self._group}, which writing {self._topic} waits for", error
+            )
+            if missing is not None:
+                raise missing
             # Kafka away or the coordinator moving: the last known offsets hold, and the door's own log says what is wrong.
             _log.debug("flow.no_answer group=%s reason=%s", self._group, error)
             return

@@ -1,9 +1,10 @@
-"""`gorila topics create|describe|delete` and `gorila cat`."""
+"""`gorila topics create|describe|delete|acls` and `gorila cat`."""
 
 from __future__ import annotations
 
 import importlib
 import json
+from enum import StrEnum
 from typing import Annotated
 
 import typer
@@ -123,6 +124,62 @@ def delete(
             raise UsageError(f"run {run} was not deleted")
     deleted = delete_run(cluster, run)
     typer.echo(f"run {run} deleted: {len(deleted)} topics")
+
+
+class AclFormat(StrEnum):
+    """What `gorila topics acls` prints."""
+
+    KAFKA_ACLS = "kafka-acls"
+    JSON = "json"
+    STRIMZI = "strimzi"
+
+
+@topics_app.command()
+def acls(
+    run: Annotated[str, typer.Option("--run", help="Name of the run; it need not exist yet.")],
+    how: Annotated[
+        AclFormat, typer.Option("--format", help="Commands for a shell, a JSON list, or Strimzi's KafkaUsers.")
+    ] = AclFormat.KAFKA_ACLS,
+    role: Annotated[list[str] | None, typer.Option(help="Only this role; may be repeated. Default: all.")] = None,
+    users: Annotated[str, typer.Option(help="Name of a role's user, with {run} and {role}.")] = "{role}",
+    strimzi_cluster: Annotated[str, typer.Option(help="Strimzi: name of the Kafka resource.")] = "gorila",
+    apply: Annotated[bool, typer.Option("--apply", help="Tell Kafka now (needs a user who may alter ACLs).")] = False,
+    revoke: Annotated[bool, typer.Option("--revoke", help="Take exactly these rights back.")] = False,
+    bootstrap_servers: _Servers = "",
+    sets: _Sets = None,
+) -> None:
+    """Print the least rights that each role needs on a run, or grant them.
+
+    Example: gorila topics acls --run demo · gorila topics acls --run demo --apply --set kafka.client_properties=admin.properties
+    """
+    from gorila import acls as rights
+    from gorila.run_record import check_name
+
+    check_name(run)
+    roles = tuple(role or rights.ROLES)
+    unknown = [name for name in roles if name not in rights.ROLES]
+    if unknown:
+        raise UsageError(f"--role {unknown[0]!r} is not allowed: {', '.join(rights.ROLES)}")
+    if apply and revoke:
+        raise UsageError("--apply and --revoke: one of them")
+    if len(roles) > 1 and "{role}" not in users:
+        raise UsageError(f"--users {users!r} is not allowed: it must contain {{role}}, or every role has every right")
+    wanted = rights.acls(run, roles, users)
+    if apply or revoke:
+        cluster = _cluster(bootstrap_servers, sets)
+        admin = cluster.admin()
+        admin.ping()
+        count = admin.delete_acls([acl for acl in wanted if acl.name.startswith(f"{run}.")]) if revoke else len(wanted)
+        if apply:
+            admin.create_acls(wanted)
+        what = "granted" if apply else "taken back"
+        typer.echo(f"run {run}: {count} rights of {len(roles)} users {what} on Kafka at {cluster.bootstrap_servers}")
+    elif how is AclFormat.JSON:
+        typer.echo(rights.json_text(wanted), nl=False)
+    elif how is AclFormat.STRIMZI:
+        typer.echo(rights.strimzi_yaml(wanted, strimzi_cluster), nl=False)
+    else:
+        typer.echo(rights.kafka_acls_lines(wanted), nl=False)
 
 
 def register_cat(app: typer.Typer) -> None:

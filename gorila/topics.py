@@ -189,6 +189,10 @@ TOPOLOGY: tuple[Topic, ...] = (
 BY_NAME = {topic.name: topic for topic in TOPOLOGY}
 
 
+NO_GROUP = "gorila-no-group"
+"""Group id of readers that are in none and commit nothing: librdkafka wants one, and asks Kafka who coordinates it."""
+
+
 def full_name(run: str, topic: str) -> str:
     """The topic's name on the broker."""
     return f"{run}.{topic}"

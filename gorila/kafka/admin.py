@@ -12,9 +12,12 @@ from typing import TYPE_CHECKING, Any
 import confluent_kafka.admin as ck
 from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaException, TopicPartition
 
+from gorila.acls import Acl
 from gorila.errors import BrokerError
-from gorila.kafka.connection import LATER, SLICE_S, library_log, patiently
+from gorila.kafka.acl_bindings import binding, binding_filter
+from gorila.kafka.connection import LATER, SLICE_S, library_log, patiently, refusal
 from gorila.kafka.group_facts import GroupFacts, read_group
+from gorila.kafka.trust import speaks_tls
 
 if TYPE_CHECKING:
     from gorila.kafka.cluster import Cluster
@@ -48,7 +51,7 @@ class Admin:
     def __init__(self, cluster: Cluster) -> None:
         settings, self._link = cluster.client_settings("admin", {})
         settings.pop("message.max.bytes")
-        self._servers = cluster.bootstrap_servers
+        self._servers, self._has_security = cluster.bootstrap_servers, cluster.has_security
         self._admin = ck.AdminClient(settings, logger=library_log)
 
     def _answers(self, futures: Mapping[Any, Future[Any]], doing: str, timeout_s: float) -> dict[Any, Any]:
@@ -83,17 +86,33 @@ class Admin:
             later = error.code() in LATER or "brokers are currently fenced" in error.str()
             if not later or time.monotonic() >= deadline:
                 name = key.topic if isinstance(key, TopicPartition) else key
-                raise BrokerError(f"Kafka at {self._servers}: {doing} {name}: {error.str()}")
+                raise refusal(f"Kafka at {self._servers}: {doing} {name}", error)
             time.sleep(0.1)
 
     def ping(self, timeout_s: float = 5.0) -> None:
         """Raises BrokerError, one line, when Kafka does not answer."""
-        patiently(lambda s: self._admin.list_topics(timeout=s), self._servers, "metadata", timeout_s)
+        self._metadata(timeout_s)
+
+    def _metadata(self, timeout_s: float) -> Any:
+        def ask(slice_s: float) -> Any:
+            try:
+                return self._admin.list_topics(timeout=slice_s)
+            finally:
+                self._admin.poll(0)  # what librdkafka has against user, password or certificate: waiting would not help
+                self._link.check()
+
+        try:
+            found = patiently(ask, self._servers, "metadata", timeout_s)
+        except BrokerError as error:
+            if self._has_security or not speaks_tls(self._servers):
+                raise
+            raise BrokerError(f"{error}: it speaks TLS, and this client does not (kafka.client_properties)") from None
         self._link.answers()
+        return found
 
     def topics(self, timeout_s: float = ANSWER_S) -> dict[str, int]:
         """{topic: partitions} of the whole cluster."""
-        found = patiently(lambda s: self._admin.list_topics(timeout=s), self._servers, "metadata", timeout_s)
+        found = self._metadata(timeout_s)
         return {name: len(topic.partitions) for name, topic in found.topics.items() if topic.error is None}
 
     def partitions(self, topic: str, timeout_s: float = ANSWER_S) -> int:
@@ -226,6 +245,20 @@ class Admin:
             name: GroupFacts(name, "Dead", ()) if isinstance(answer, KafkaError) else read_group(answer)
             for name, answer in found.items()
         }
+
+    def create_acls(self, wanted: Sequence[Acl], timeout_s: float = ANSWER_S) -> None:
+        """Grant rights; those that are granted already stay. Raises BrokerError, NotAllowed."""
+        if wanted:
+            self._ask(lambda: self._admin.create_acls([binding(acl) for acl in wanted]), "granting", timeout_s)
+
+    def delete_acls(self, unwanted: Sequence[Acl], timeout_s: float = ANSWER_S) -> int:
+        """Take exactly these rights back; how many there were. Raises BrokerError, NotAllowed."""
+        if not unwanted:
+            return 0
+        found = self._ask(
+            lambda: self._admin.delete_acls([binding_filter(acl) for acl in unwanted]), "taking a right back", timeout_s
+        )
+        return sum(len(deleted) for deleted in found.values())
 
     def delete_groups(self, groups: Sequence[str], timeout_s: float = ANSWER_S) -> None:
         """Delete empty groups; those that are unknown are left."""

@@ -58,7 +58,12 @@ WITHOUT_MEANING = frozenset(
 )
 SECRET = re.compile(r"password|secret|\.pem$|jaas|\.key$", re.IGNORECASE)
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "f": "\f"}
+_ESCAPED = re.compile(r"\\(?:u([0-9a-fA-F]{4})|(.))")
 _JAAS = re.compile(r'(\w+)\s*=\s*"((?:[^"\\]|\\.)*)"')
+
+
+def _unescaped(match: re.Match[str]) -> str:
+    return chr(int(match[1], 16)) if match[1] else _ESCAPES.get(match[2], match[2])
 
 
 def parse_properties(text: str) -> dict[str, str]:
@@ -70,7 +75,7 @@ def parse_properties(text: str) -> dict[str, str]:
             continue
         match = re.match(r"((?:[^\\=:\s]|\\.)+)\s*[=:\s]?\s*(.*)", line)
         if match:
-            key, value = (re.sub(r"\\(.)", lambda m: _ESCAPES.get(m[1], m[1]), part) for part in match.groups())
+            key, value = (_ESCAPED.sub(_unescaped, part) for part in match.groups())
             found[key] = value
     return found
 

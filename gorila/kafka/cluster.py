@@ -46,13 +46,14 @@ class Cluster:
             raise UsageError("kafka.bootstrap_servers is empty: give host:port, or start the embedded broker")
         self._settings = settings
         self.bootstrap_servers = settings["bootstrap.servers"]
+        self.has_security = settings.get("security.protocol", "PLAINTEXT").upper() != "PLAINTEXT"
         self.client_id = client_id or settings.get("client.id", "gorila")
         self.stop = stop
         self.on_statistics: Callable[[str, Mapping[str, Any]], None] | None = None
 
     def client_settings(self, kind: str, extra: Mapping[str, Any]) -> tuple[dict[str, Any], Link]:
         """Settings of one client, and what it learns about the connection."""
-        link = Link(self.bootstrap_servers, f"{self.client_id}-{kind}")
+        link = Link(self.bootstrap_servers, f"{self.client_id}-{kind}", self._settings)
         settings: dict[str, Any] = {
             "socket.nagle.disable": True,
             "reconnect.backoff.ms": 50,

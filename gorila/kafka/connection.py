@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException
 
-from gorila.errors import BrokerError
+from gorila.errors import BrokerError, NotAllowed
+from gorila.kafka.trust import why_not_trusted
 
 SLICE_S = 0.5
 QUEUE_KIB = 64 * 1024
@@ -29,24 +30,67 @@ LATER = AWAY | {
     KafkaError.REQUEST_TIMED_OUT,
     KafkaError.CONCURRENT_TRANSACTIONS,
 }
+NOT_ALLOWED = frozenset(
+    {
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.GROUP_AUTHORIZATION_FAILED,
+        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+        KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+    }
+)
+
+
+def refusal(where: str, error: KafkaError) -> BrokerError:
+    """The error to raise; NotAllowed, with where the rights are listed, when a right is missing."""
+    if error.code() in NOT_ALLOWED:
+        return NotAllowed(f"{where}: {error.str()}; what each role needs: gorila topics acls --run RUN")
+    return BrokerError(f"{where}: {error.str()}")
+
+
+def right_missing(where: str, error: BaseException) -> BrokerError | None:
+    """NotAllowed when a future's error is about a right that is missing."""
+    if isinstance(error, NotAllowed):
+        return error
+    if isinstance(error, KafkaException) and error.args[0].code() in NOT_ALLOWED:
+        return refusal(where, error.args[0])
+    return None
 
 
 class Link:
-    """Whether Kafka answers, as far as one client knows. One log line a change."""
+    """Whether Kafka answers, as far as one client knows. One log line a change.
 
-    def __init__(self, servers: str, name: str) -> None:
+    Args:
+        settings: the client's, to find out why a certificate was refused.
+    """
+
+    def __init__(self, servers: str, name: str, settings: Mapping[str, Any] | None = None) -> None:
         self.servers, self.name = servers, name
-        self.away = False
+        self.away = self.answered = False
         self.fatal: BrokerError | None = None
+        self._settings = settings or {}
 
     def on_error(self, error: KafkaError) -> None:
-        if error.code() == KafkaError._AUTHENTICATION or error.fatal():
+        if error.code() == KafkaError._AUTHENTICATION:
+            self.fatal = BrokerError(f"Kafka at {self.servers} refuses user or password of {self.name}: {error.str()}")
+        elif error.fatal():
             self.fatal = BrokerError(f"Kafka at {self.servers} refuses {self.name}: {error.str()}")
+        elif error.code() == KafkaError._SSL and not self.away:
+            self._not_trusted(error.str())
         elif error.code() in AWAY and not self.away:
             self.away = True
             log.warning("kafka.away client=%s servers=%s reason=%r", self.name, self.servers, error.str())
 
+    def _not_trusted(self, text: str) -> None:
+        """At the start the user has to mend something; later it is a broker that went away, and others may be there."""
+        why = why_not_trusted(text, self.servers, self._settings)
+        if not self.answered and why:
+            self.fatal = BrokerError(f"Kafka at {self.servers} is not trusted by {self.name}: {why}")
+        else:
+            self.away = True
+            log.warning("kafka.away client=%s servers=%s reason=%r", self.name, self.servers, why or text)
+
     def answers(self) -> None:
+        self.answered = True
         if self.away:
             self.away = False
             log.warning("kafka.back client=%s servers=%s", self.name, self.servers)
@@ -78,7 +122,7 @@ def patiently(ask: Callable[[float], T], servers: str, doing: str, timeout_s: fl
         except KafkaException as error:
             reason = error.args[0]
             if reason.code() not in LATER:
-                raise BrokerError(f"Kafka at {servers}: {doing}: {reason.str()}") from None
+                raise refusal(f"Kafka at {servers}: {doing}", reason) from None
             if time.monotonic() >= deadline:
                 raise BrokerError(
                     f"Kafka at {servers} does not answer ({doing}, {timeout_s:g} s): {reason.str()}"

@@ -11,8 +11,17 @@ import confluent_kafka as ck
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from gorila.errors import BrokerError, OffsetGone
-from gorila.kafka.connection import LATER, SLICE_S, check_process, library_log, log, patiently
-from gorila.topics import MAX_RECORD_BYTES
+from gorila.kafka.connection import (
+    LATER,
+    NOT_ALLOWED,
+    SLICE_S,
+    check_process,
+    library_log,
+    log,
+    patiently,
+    refusal,
+)
+from gorila.topics import MAX_RECORD_BYTES, NO_GROUP
 
 if TYPE_CHECKING:
     from gorila.kafka.cluster import Cluster
@@ -63,7 +72,7 @@ class Consumer:
         watched: str,
     ) -> None:
         extra: dict[str, Any] = {
-            "group.id": group or "gorila-no-group",
+            "group.id": group or NO_GROUP,
             "enable.auto.commit": False,
             "enable.auto.offset.store": False,
             "auto.offset.reset": "error",
@@ -96,7 +105,9 @@ class Consumer:
 
     def _committed(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
         bad = error or next((p.error for p in partitions if p.error), None)
-        if bad is not None and bad.code() != KafkaError._NO_OFFSET:
+        if bad is not None and bad.code() in NOT_ALLOWED:  # lag would grow for ever, and writers wait for it
+            self._pending = refusal(f"Kafka at {self._servers}: committing for {self._group}", bad)
+        elif bad is not None and bad.code() != KafkaError._NO_OFFSET:
             # A partition that went to another member in the meantime, or Kafka away: the next commit covers it.
             self.refused_commits += 1
             log.warning("kafka.commit_refused group=%s reason=%r", self._group, bad.str())
@@ -158,6 +169,8 @@ class Consumer:
         error, where = message.error(), (message.topic(), message.partition())
         if error.code() == KafkaError._PARTITION_EOF:
             self._ends[where] = message.offset()
+        elif error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED and self._group is None:
+            pass  # nobody needs a right on NO_GROUP
         elif error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
             self._pending = OffsetGone(f"topic {where[0]} partition {where[1]}: {error.str()}", *where)
         elif (
@@ -165,7 +178,7 @@ class Consumer:
             and error.code() not in SESSION_LOST
             and error.code() != KafkaError._MAX_POLL_EXCEEDED
         ):
-            self._pending = BrokerError(f"Kafka at {self._servers}: reading {where[0] or self._group}: {error.str()}")
+            self._pending = refusal(f"Kafka at {self._servers}: reading {where[0] or self._group}", error)
         else:
             log.warning("kafka.reading_disturbed group=%s reason=%r", self._group, error.str())
 
@@ -186,9 +199,7 @@ class Consumer:
             self._consumer.commit(offsets=marks, asynchronous=not wait)
         except KafkaException as error:
             if error.args[0].code() not in SESSION_LOST and error.args[0].code() not in LATER:
-                raise BrokerError(
-                    f"Kafka at {self._servers}: committing for {self._group}: {error.args[0].str()}"
-                ) from None
+                raise refusal(f"Kafka at {self._servers}: committing for {self._group}", error.args[0]) from None
             self._committed(error.args[0], [])
 
     def committed(

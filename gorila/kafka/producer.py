@@ -12,7 +12,7 @@ import confluent_kafka as ck
 from confluent_kafka import KafkaError, KafkaException
 
 from gorila.errors import BrokerError, RecordTooLarge
-from gorila.kafka.connection import QUEUE_KIB, SLICE_S, check_process, library_log, patiently
+from gorila.kafka.connection import QUEUE_KIB, SLICE_S, check_process, library_log, patiently, refusal
 from gorila.topics import MAX_RECORD_BYTES
 
 if TYPE_CHECKING:
@@ -79,8 +79,8 @@ class Producer:
             )
         elif error.code() not in (KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT):  # purged: aborted, or closing
             where = f"{message.topic()} partition {message.partition()}"
-            self._failed = self._failed or BrokerError(
-                f"Kafka at {self._cluster.bootstrap_servers}: a record for {where} failed: {error.str()}"
+            self._failed = self._failed or refusal(
+                f"Kafka at {self._cluster.bootstrap_servers}: a record for {where} failed", error
             )
 
     def send(

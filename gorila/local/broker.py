@@ -26,21 +26,24 @@ from gorila.local.broker_process import (
 )
 from gorila.local.classpath import JavaClassPath, java_class_path
 from gorila.local.data_folder import DataFolder
+from gorila.local.secured import Secured, write_private
 from gorila.local.server_properties import JVM_OPTIONS, server_properties
 
 DEFAULT_FOLDER = Path(".gorila/broker")
 BOOTSTRAP_VARIABLE = "GORILA__KAFKA__BOOTSTRAP_SERVERS"
+PROPERTIES_VARIABLE = "GORILA__KAFKA__CLIENT_PROPERTIES"
 MIN_FREE_BYTES = 256 * 1024 * 1024
 _POLL_S = 0.02
 
 
 @dataclass(frozen=True)
 class BrokerAddress:
-    """A running embedded broker."""
+    """A running embedded broker; `client_properties`: its administrator's, where it is a secured one."""
 
     bootstrap_servers: str
     pid: int
     folder: Path
+    client_properties: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -53,22 +56,29 @@ class BrokerStatus:
     uptime_s: float
     cluster_id: str
     answering: bool
+    client_properties: Path | None = None
 
 
 class Broker:
     """Kafka in `folder`, listening on the loopback `port` (None: the last one used there if free, else any free one).
 
     As a context manager it stops on the way out what it started itself; a broker that was already running in the
-    folder is used and left alone.
+    folder is used and left alone. `secure`: with TLS, users and ACLs (secured.py); a folder once made secure stays so.
     """
 
     def __init__(
-        self, folder: Path | str = DEFAULT_FOLDER, port: int | None = None, *, min_free_bytes: int = MIN_FREE_BYTES
+        self,
+        folder: Path | str = DEFAULT_FOLDER,
+        port: int | None = None,
+        *,
+        secure: bool = False,
+        min_free_bytes: int = MIN_FREE_BYTES,
     ) -> None:
         if port is not None and not 0 <= port <= 65535:
             raise UsageError(f"port {port} is not allowed: 1 to 65535, or 0 for a free one")
         self.data = DataFolder(folder)
         self.port = port or None
+        self.secure = secure
         self.min_free_bytes = min_free_bytes
         self.started_here = False
         self._child: subprocess.Popen[bytes] | None = None
@@ -85,6 +95,8 @@ class Broker:
         """
         with self.data.one_line_errors(), self.data.locked():
             running = self._running()
+            if self.secure and Secured.of(self.folder) is None and (running or self.data.cluster_id()):
+                raise LocalError(f"{self.folder} holds a broker without security, which stays so: choose another --dir")
             if running is not None:
                 if self.port not in (None, running.port):
                     raise LocalError(
@@ -133,7 +145,8 @@ class Broker:
             self.folder,
             uptime_s(record),
             self.data.cluster_id() or "",
-            answers_kafka(record.port),
+            answers_kafka(record.port, self._ca_file()),
+            self._client_properties(),
         )
 
     def __enter__(self) -> Broker:
@@ -151,7 +164,15 @@ class Broker:
         return record if record is not None and is_alive(record) else None
 
     def _address(self, record: BrokerRecord) -> BrokerAddress:
-        return BrokerAddress(record.bootstrap_servers, record.pid, self.folder)
+        return BrokerAddress(record.bootstrap_servers, record.pid, self.folder, self._client_properties())
+
+    def _ca_file(self) -> Path | None:
+        secured = Secured.of(self.folder)
+        return secured.ca_file if secured else None
+
+    def _client_properties(self) -> Path | None:
+        secured = Secured.of(self.folder)
+        return secured.client_properties() if secured else None
 
     def _launch(self, class_path: JavaClassPath, last: BrokerRecord | None, deadline: float) -> BrokerRecord:
         port = self.port
@@ -160,11 +181,15 @@ class Broker:
         if port is None:
             port = last.port if last is not None and port_is_free(last.port) else free_port()
         token, controller_port = uuid.uuid4().hex, free_port(other_than=port)
-        self.data.properties_file.write_text(server_properties(port, controller_port))
+        secured = Secured.of(self.folder) or (Secured.create(self.folder) if self.secure else None)
+        if secured is not None:
+            secured.renew(port)
+        also = secured.server_properties(port, controller_port) if secured else None
+        write_private(self.data.properties_file, server_properties(port, controller_port, also))
         self.data.keep_previous_log()
         with open(self.data.log_file, "wb") as log:
             if self.data.cluster_id() is None:
-                self._format(class_path, log.fileno())
+                self._format(class_path, log.fileno(), secured)
             child = self._java(class_path, log.fileno(), TOKEN_OPTION + token, "kafka.Kafka", "server.properties")
         self._child = child
         try:
@@ -177,23 +202,31 @@ class Broker:
             self._child = None
             raise
 
-    def _format(self, class_path: JavaClassPath, log: int) -> None:
-        """Prepare an empty data folder under a new cluster id."""
+    def _format(self, class_path: JavaClassPath, log: int, secured: Secured | None) -> None:
+        """Prepare an empty data folder under a new cluster id, with its users."""
         cluster_id = "-"
         while cluster_id.startswith("-"):  # it would be read as an option
             cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-        arguments = ("format", "--cluster-id", cluster_id, "--config", "server.properties", "--ignore-formatted")
-        child = self._java(class_path, log, "-Dgorila.step=format", "kafka.tools.StorageTool", *arguments)
+        arguments = ["format", "--cluster-id", cluster_id, "--config", "server.properties", "--ignore-formatted"]
+        users = secured.format_arguments() if secured else None
+        if users:
+            arguments.append(f"@{users.relative_to(self.folder)}")
+        # It prints the users' SCRAM keys to its standard output: failures are on the other one.
+        out = subprocess.DEVNULL if users else log
+        child = self._java(class_path, log, "-Dgorila.step=format", "kafka.tools.StorageTool", *arguments, out=out)
         try:
             code = child.wait()
         except BaseException:
             _end(child)
             raise
+        finally:
+            if users:
+                users.unlink()
         if code != 0:
             raise self._start_failure(f"Kafka could not prepare {self.folder}")
 
     def _java(
-        self, class_path: JavaClassPath, log: int, option: str, main_class: str, *args: str
+        self, class_path: JavaClassPath, log: int, option: str, main_class: str, *args: str, out: int | None = None
     ) -> subprocess.Popen[bytes]:
         """Run a class with the data folder as its working folder, so that no path of the user's needs quoting.
 
@@ -203,7 +236,7 @@ class Broker:
             class_path.command(main_class, *args, options=(*JVM_OPTIONS, option)),
             cwd=self.folder,
             stdin=subprocess.DEVNULL,
-            stdout=log,
+            stdout=log if out is None else out,
             stderr=log,
             start_new_session=True,
             env=os.environ | {"LC_ALL": "C.UTF-8"},  # else Java garbles folder names beyond ASCII
@@ -212,7 +245,8 @@ class Broker:
     def _await_ready(self, record: BrokerRecord, deadline: float) -> None:
         """Return once the broker answers. Kafka opens its port only when it is ready to serve."""
         child = self._child if self._child is not None and self._child.pid == record.pid else None
-        while not answers_kafka(record.port):
+        ca_file = self._ca_file()
+        while not answers_kafka(record.port, ca_file):
             ended = child.poll() is not None if child is not None else not is_alive(record)
             if ended:
                 raise self._start_failure("Kafka ended while starting", _Ended)

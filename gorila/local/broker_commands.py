@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from gorila.errors import LocalError
-from gorila.local.broker import BOOTSTRAP_VARIABLE, DEFAULT_FOLDER, Broker, BrokerStatus
+from gorila.local.broker import BOOTSTRAP_VARIABLE, DEFAULT_FOLDER, PROPERTIES_VARIABLE, Broker, BrokerStatus
 from gorila.local.kafka_tools import run_kafka_tool, tool_names
 from gorila.local.shared_broker import keep_running
 
@@ -26,17 +26,29 @@ _Port = Annotated[
 ]
 
 
+_Secure = Annotated[
+    bool,
+    typer.Option(
+        "--secure",
+        help="TLS, a user for each role, ACLs; client.properties are written to DIR/clients. A folder made secure stays so.",
+    ),
+]
+
+
 @broker_app.command()
-def start(folder: _Folder = DEFAULT_FOLDER, port: _Port = None) -> None:
+def start(folder: _Folder = DEFAULT_FOLDER, port: _Port = None, secure: _Secure = False) -> None:
     """Start the broker and wait until it is ready; if one runs in the folder already, say so.
 
-    Example: gorila broker start --dir .gorila/broker --port 9092
+    Example: gorila broker start --dir .gorila/broker --port 9092 · gorila broker start --secure --dir .gorila/secured
     """
-    broker = Broker(folder, port)
+    broker = Broker(folder, port, secure=secure)
     address = broker.start()
     keep_running(folder)
     state = "ready" if broker.started_here else "already running"
     typer.echo(f"broker {state} at {address.bootstrap_servers} (pid {address.pid}, data in {address.folder})")
+    if address.client_properties is not None:
+        names = sorted(file.stem for file in address.client_properties.parent.glob("*.properties"))
+        typer.echo(f"secured: {address.client_properties.parent}/NAME.properties for {', '.join(names)}")
 
 
 @broker_app.command()
@@ -65,15 +77,20 @@ def status(folder: _Folder = DEFAULT_FOLDER) -> None:
     typer.echo(f"data               {found.folder}")
     typer.echo(f"uptime             {_duration(found.uptime_s)}")
     typer.echo(f"cluster id         {found.cluster_id}")
+    if found.client_properties is not None:
+        typer.echo(f"secured            clients' files in {found.client_properties.parent}")
 
 
 @broker_app.command()
 def env(folder: _Folder = DEFAULT_FOLDER) -> None:
-    """Print what a shell needs to use the broker.
+    """Print what a shell needs to use the broker: as its administrator, where it is a secured one.
 
     Example: eval "$(gorila broker env)"
     """
-    typer.echo(f"export {BOOTSTRAP_VARIABLE}={shlex.quote(_running(folder).bootstrap_servers)}")
+    found = _running(folder)
+    typer.echo(f"export {BOOTSTRAP_VARIABLE}={shlex.quote(found.bootstrap_servers)}")
+    if found.client_properties is not None:
+        typer.echo(f"export {PROPERTIES_VARIABLE}={shlex.quote(str(found.client_properties))}")
 
 
 def add_kafka_command(app: typer.Typer) -> None:

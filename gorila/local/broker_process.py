@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import socket
+import ssl
 import struct
 import time
 from dataclasses import asdict, dataclass
@@ -93,13 +94,23 @@ def stop_process(record: BrokerRecord, timeout_s: float) -> bool:
     raise BrokerError(f"broker with pid {record.pid} does not end, even after SIGKILL")
 
 
-def answers_kafka(port: int) -> bool:
-    """True if a Kafka on the loopback port answers an ApiVersions request (version 0, KIP-35)."""
+def answers_kafka(port: int, ca_file: Path | None = None) -> bool:
+    """True if a Kafka on the loopback port answers an ApiVersions request (version 0, KIP-35), which needs no user.
+
+    Args:
+        ca_file: of a broker that speaks TLS: the authority that signed its certificate.
+    """
     request = struct.pack(">hhih", 18, 0, 1, -1)
     try:
-        with socket.create_connection(("127.0.0.1", port), timeout=1.0) as connection:
-            connection.sendall(struct.pack(">i", len(request)) + request)
-            head = connection.recv(10, socket.MSG_WAITALL)
+        with socket.create_connection(("127.0.0.1", port), timeout=1.0) as plain:
+            connection = plain
+            if ca_file is not None:
+                connection = ssl.create_default_context(cafile=ca_file).wrap_socket(plain, server_hostname="127.0.0.1")
+            with connection:
+                connection.sendall(struct.pack(">i", len(request)) + request)
+                head = b""
+                while len(head) < 10 and (more := connection.recv(10 - len(head))):
+                    head += more
     except OSError:
         return False
     if len(head) < 10:

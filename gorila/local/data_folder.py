@@ -3,6 +3,7 @@
 <folder>/broker.json        the process that was started here (broker_process.py)
 <folder>/broker.log         what Kafka says; the previous start's is broker.log.1
 <folder>/server.properties  written at every start, because the ports may have changed
+<folder>/secure/ clients/   of a secured broker (secured.py)
 <folder>/kafka/             Kafka's own data: topics and the metadata log survive restarts
 """
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from gorila.errors import UsageError
-from gorila.local.broker import BOOTSTRAP_VARIABLE, DEFAULT_FOLDER, Broker
+from gorila.local.broker import BOOTSTRAP_VARIABLE, DEFAULT_FOLDER, PROPERTIES_VARIABLE, Broker
 from gorila.local.classpath import java_class_path
 
 
@@ -20,13 +20,14 @@ class Tool:
     """A main class, where it takes --bootstrap-server (before its other words, after them, not at all), and its kind.
 
     heavy: runs long enough for the JVM's optimising compiler. bare: does its work without any words; the others
-    answer with their help.
+    answer with their help. config: whether it takes --command-config, a client.properties file.
     """
 
     main_class: str
     bootstrap: Literal["first", "last", "none"] = "first"
     heavy: bool = False
     bare: bool = False
+    config: bool = True
 
 
 _TOOLS = "org.apache.kafka.tools."
@@ -43,7 +44,7 @@ KAFKA_TOOLS: Mapping[str, Tool] = {
     "delegation-tokens": Tool(_TOOLS + "DelegationTokenCommand"),
     "delete-records": Tool(_TOOLS + "DeleteRecordsCommand"),
     "dump-log": Tool(_TOOLS + "DumpLogSegments", bootstrap="none"),
-    "e2e-latency": Tool(_TOOLS + "EndToEndLatency", heavy=True),
+    "e2e-latency": Tool(_TOOLS + "EndToEndLatency", heavy=True, config=False),
     "features": Tool(_TOOLS + "FeatureCommand"),
     "get-offsets": Tool(_TOOLS + "GetOffsetShell"),
     "groups": Tool(_TOOLS + "GroupsCommand"),
@@ -53,7 +54,7 @@ KAFKA_TOOLS: Mapping[str, Tool] = {
     "metadata-quorum": Tool(_TOOLS + "MetadataQuorumCommand"),
     "producer-perf-test": Tool(_TOOLS + "ProducerPerformance", heavy=True),
     "reassign-partitions": Tool(_TOOLS + "reassign.ReassignPartitionsCommand"),
-    "replica-verification": Tool(_TOOLS + "ReplicaVerificationTool"),
+    "replica-verification": Tool(_TOOLS + "ReplicaVerificationTool", config=False),
     "share-groups": Tool(_TOOLS + "consumer.group.ShareGroupCommand"),
     "storage": Tool("kafka.tools.StorageTool", bootstrap="none"),
     "topics": Tool(_TOOLS + "TopicCommand"),
@@ -78,7 +79,8 @@ def tool_names() -> str:
 def run_kafka_tool(name: str, args: Sequence[str], *, folder: Path | str = DEFAULT_FOLDER) -> int:
     """Run a tool with the terminal's streams and return its exit code (128 + n if signal n ended it).
 
-    Unless `args` name a broker, --bootstrap-server is added: the environment's, else the broker running in `folder`.
+    Unless `args` name a broker, --bootstrap-server is added: the environment's, else the broker running in `folder`; and so is its
+    --command-config, where that is a secured one (its administrator's, or the environment's).
     Raises UsageError for an unknown tool or when there is no broker to talk to, LocalError without the `local` extra.
     """
     tool = find_tool(name)
@@ -105,7 +107,7 @@ def find_tool(name: str) -> Tool:
 
 
 def tool_arguments(tool: Tool, args: Sequence[str], *, folder: Path | str = DEFAULT_FOLDER) -> list[str]:
-    """`args` with --bootstrap-server added where the tool needs it and the user did not say. Raises UsageError."""
+    """`args` with --bootstrap-server (and --command-config) added where the tool needs it and the user did not say. Raises UsageError."""
     words = list(args)
     names_broker = any(
         word.startswith(("--bootstrap-", "--broker-list")) or "bootstrap.servers=" in word for word in words
@@ -117,16 +119,30 @@ def tool_arguments(tool: Tool, args: Sequence[str], *, folder: Path | str = DEFA
         or {"--help", "-h", "--version"} & set(words)
     ):
         return words
-    option = ["--bootstrap-server", _bootstrap_servers(folder)]
+    servers, properties = _broker(folder)
+    option = ["--bootstrap-server", servers]
+    own = ("--command-config", "--consumer.config", "--producer.config", "--admin.config")
+    if properties and tool.config and not any(word.startswith(own) for word in words):
+        option += ["--command-config", properties]
     return words + option if tool.bootstrap == "last" else option + words
 
 
-def _bootstrap_servers(folder: Path | str) -> str:
-    if servers := os.environ.get(BOOTSTRAP_VARIABLE):
-        return servers
+def _broker(folder: Path | str) -> tuple[str, str]:
+    """(bootstrap servers, client properties or nothing). Raises UsageError when there is no broker to talk to."""
+    properties = os.environ.get(PROPERTIES_VARIABLE, "")
+    if servers := os.environ.get(BOOTSTRAP_VARIABLE) or _servers_in(properties):
+        return servers, properties
     status = Broker(folder).status()
     if status is None:
         raise UsageError(
             f"no broker runs in {folder}: start one (gorila broker start), set {BOOTSTRAP_VARIABLE}, or give --bootstrap-server"
         )
-    return status.bootstrap_servers
+    return status.bootstrap_servers, properties or str(status.client_properties or "")
+
+
+def _servers_in(properties: str) -> str:
+    if not properties:
+        return ""
+    from gorila.kafka.client_properties import read_client_properties
+
+    return read_client_properties(properties).get("bootstrap.servers", "")

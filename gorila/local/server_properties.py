@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 # Every topic of ours takes 8 MiB records (design §6); the rest is room for a record batch's framing.
 MESSAGE_MAX_BYTES = 8 * 1024 * 1024 + 64 * 1024
 
@@ -21,8 +23,12 @@ JVM_OPTIONS = (
 )
 
 
-def server_properties(port: int, controller_port: int) -> str:
-    """server.properties for a combined broker and controller; log.dirs is relative to the data folder the JVM runs in."""
+def server_properties(port: int, controller_port: int, also: Mapping[str, object] | None = None) -> str:
+    """server.properties for a combined broker and controller; log.dirs is relative to the data folder the JVM runs in.
+
+    Args:
+        also: settings that replace or join the plain broker's.
+    """
     settings: dict[str, object] = {
         "process.roles": "broker,controller",
         "node.id": 1,
@@ -56,5 +62,6 @@ def server_properties(port: int, controller_port: int) -> str:
         "log.cleaner.backoff.ms": 5_000,
         "num.network.threads": 2,
         "num.io.threads": 4,
+        **(also or {}),
     }
     return "".join(f"{key}={value}\n" for key, value in settings.items())

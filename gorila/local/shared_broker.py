@@ -13,6 +13,7 @@ from pathlib import Path
 
 from gorila.errors import LocalError
 from gorila.local.broker import DEFAULT_FOLDER, Broker
+from gorila.local.secured import Secured
 
 _MARK = "started-by-train"
 
@@ -29,6 +30,10 @@ def shared_broker(folder: Path = DEFAULT_FOLDER) -> Iterator[str]:
     mark = broker.folder / _MARK
     with lock:
         fcntl.flock(lock, fcntl.LOCK_SH)
+        if Secured.of(broker.folder) is not None:
+            raise LocalError(
+                f"the broker in {broker.folder} is secured: --set kafka.client_properties={broker.folder}/clients/admin.properties"
+            )
         address = broker.start()
         if broker.started_here:
             mark.touch()
