@@ -28,15 +28,18 @@ train: $(READY) ## Train the preset (PRESET=cartpole) with a real broker and eve
 test: $(READY) ## All tests, the real broker included
 	@$(BIN)/python -m pytest
 
-check: $(READY) ## Format, lint, types, import rules, generated documents
+check: $(READY) ## Format, lint, types, import rules, generated documents, deploy manifests
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-logo 2>/dev/null || $(BIN)/lint-imports
 	@$(BIN)/python -m gorila.generated_docs --check
+	@$(BIN)/python -m deploy.build --check
+	@$(BIN)/python -m pytest tests/unit/test_deploy_*.py
 
 docs: $(READY) ## Regenerate the documents that come from code
 	@$(BIN)/python -m gorila.generated_docs
+	@$(BIN)/python -m deploy.build
 
 bench: $(READY) ## Smoke run of every benchmark; figures: python -m benchmarks.NAME
 	@$(PIP) install --quiet --constraint constraints.txt --editable '.[bench]'
