@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Sequence
 
@@ -34,6 +35,7 @@ def doctor(run: str, bootstrap_servers: str, sets: Sequence[str], console: Conso
 
 
 def _visit(run: str, bootstrap_servers: str, sets: Sequence[str]) -> tuple[list[Finding], str]:
+    logging.getLogger().addHandler(logging.NullHandler())  # the table says it all
     kafka = local_kafka(sets)
     cluster = Cluster(bootstrap_servers or kafka.bootstrap_servers, kafka.client_properties, client_id="gorila-doctor")
     try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+from contextlib import suppress
 from typing import Annotated
 
 import typer
@@ -58,3 +60,40 @@ def register(app: typer.Typer) -> None:
         from gorila.local.doctor_view import doctor as visit
 
         return visit(run, _where(bootstrap_servers, sets), sets or ())
+
+    @app.command(name="schema-registry", rich_help_panel=_PANEL)
+    def schema_registry(
+        run: Annotated[
+            list[str] | None, typer.Option("--run", help="Serve this run's topics as subjects too; may be repeated.")
+        ] = None,
+        host: Annotated[str, typer.Option(help="Where to listen; 0.0.0.0 for all interfaces.")] = "127.0.0.1",
+        port: Annotated[int, typer.Option(min=0, max=65535, help="0: a free one.")] = 8081,
+        bootstrap_servers: _Servers = "",
+        sets: _Sets = None,
+    ) -> None:
+        """Serve our schemas in Confluent's registry interface, read-only: Avro deserializers, kafka-ui and AKHQ then read every topic. Ctrl-C ends it.
+
+        Example: gorila schema-registry --port 8081
+        """
+        from gorila.schema_server import SchemaServer, catalogue
+
+        runs = {}
+        for name in run or []:
+            from gorila.codec import Schemas
+            from gorila.kafka import Cluster
+            from gorila.run_record import read_run
+            from gorila.settings import local_kafka
+
+            local = local_kafka(sets or [])
+            cluster = Cluster(
+                _where(bootstrap_servers, sets), local.client_properties, client_id="gorila-schema-registry"
+            )
+            runs[name] = read_run(cluster, name, Schemas()).schemas
+        shown = catalogue(runs)
+        server = SchemaServer(shown, host, port)
+        typer.echo(
+            f"schema registry at http://{host}:{server.port}: {len(shown.subjects)} subjects, {len(shown.texts)} schemas, read-only"
+        )
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # a service manager stops it as Ctrl-C does
+        with suppress(KeyboardInterrupt):
+            server.serve()
