@@ -10,6 +10,7 @@ a real broker on one machine, one gradient in flight. Upper bound of "produce ->
 sparse_updates_per_s: a parameter-server process drains top-k gradients (k = 0.1 % of 1,687,206 parameters, int32 + fp16, 10,126 bytes) from a real topic into
 one shard with AdaGrad: everything a run does, between two target records (every 10,000 updates) by the broker's clock.
 two_processes_records_per_s: the same with two shards of half the parameters, a process each.
+hogwild_speedup: dense Adam from memory, two threads on one slice, over the ordered mode.
 cpu_percent_at_2400: CPU of the one process, all its threads, while 2,400 such gradients a second arrive; percent of one core.
 """
 
@@ -29,6 +30,7 @@ import uuid
 import numpy as np
 import psutil
 
+from consumers.parameter_server.apply import Apply, make_apply
 from consumers.parameter_server.checkpoints import ShardState
 from consumers.parameter_server.optimizers import make_optimizer, warm_up_kernels
 from consumers.parameter_server.shard import Shard
@@ -121,6 +123,34 @@ def dense_ratio(rounds: int) -> tuple[float | None, float, float | None]:
         return None, mine, None
     peer = 1 / statistics.median(theirs)
     return mine / peer, mine, peer
+
+
+def hogwild_speedup(rounds: int) -> float:
+    """Updates/s of two threads on one slice over those of the ordered mode: Adam, dense gradients of half the Nature network, through `Shard.process`."""
+    rng = np.random.default_rng(0)
+    values = [codec("fp32").encode(rng.standard_normal(SHARD_PARAMETERS).astype(np.float32)) for _ in range(8)]
+    config = {"target_period_versions": 1 << 40, "checkpoint_versions": 1 << 40, "ledger_versions": 1 << 40}
+    sides: dict[str, tuple[Shard, Apply]] = {}
+    for mode in ("ordered", "hogwild"):
+        made = Config.model_validate({"learner": {"max_in_flight": 0}, "parameter_server": {**config, "mode": mode}})
+        apply = make_apply(made.parameter_server)
+        moments = {name: np.zeros(SHARD_PARAMETERS, np.float32) for name in ("moment1", "moment2")}
+        sides[mode] = Shard(made, ShardState(0, np.zeros(SHARD_PARAMETERS, np.float32), moments), apply=apply), apply
+    ratios = []
+    for number in range(rounds):
+        taken = {}
+        for mode, (shard, apply) in sides.items():
+            began = time.perf_counter()
+            for i in range(40):
+                at = 40 * number + i
+                message = gradient(SHARD_PARAMETERS, at, 0, values[i % 8])
+                shard.process(Incoming("gradients", 0, at, 0, None, message))
+            apply.settle()
+            taken[mode] = time.perf_counter() - began
+        ratios.append(taken["ordered"] / taken["hogwild"])
+    for _, apply in sides.values():
+        apply.close()
+    return statistics.median(ratios)
 
 
 def latency_ms(servers: str, count: int) -> list[float]:
@@ -274,6 +304,8 @@ def main() -> None:
         "torch is not installed" if peer is None or ratio is None else f"torch fused {peer:.0f}/s, ratio {ratio:.2f}"
     )
     print(f"dense Adam, {NATURE_PARAMETERS:,} parameters: {mine:.0f} updates/s; {against}")
+    hogwild = hogwild_speedup(3 if options.quick else 25)
+    print(f"hogwild, 2 threads over the ordered mode: {hogwild:.2f}")
     count = 200 if options.quick else 3000
     updates = (3 if options.quick else 12) * TARGET_PERIOD
     with contextlib.ExitStack() as stack:
@@ -297,7 +329,7 @@ def main() -> None:
         "two_processes_records_per_s": round(two),
         "latency_ms_p50": round(p50, 3),
         "dense_ratio_vs_torch": None if ratio is None else round(ratio, 3),
-        "hogwild_speedup": None,
+        "hogwild_speedup": round(hogwild, 2),
         "cpu_percent_at_2400": round(cpu, 1),
         "dense_updates_per_s": round(mine, 1),
         "latency_ms_p99": round(p99, 3),

@@ -189,7 +189,10 @@ class ParameterServerSection(Section):
 
     shards: Positive = 1
     replicas: Positive = 1
-    mode: Literal["ordered"] = "ordered"
+    mode: Literal["ordered", "hogwild"] = Field(
+        "ordered", description="hogwild: threads apply dense gradients to one slice without locks; no bit-identity"
+    )
+    hogwild_threads: Annotated[int, Field(ge=1, le=64)] = Field(2, description="hogwild: threads of a shard")
     optimizer: Literal["adam", "adagrad", "rmsprop", "sgd"] = "adam"
     learning_rate: PositiveFloat = 2e-3
     warmup_versions: int = Field(0, ge=0, description="linear learning-rate warm-up, updates of the shard")
@@ -310,6 +313,11 @@ class Config(Section):
             raise ValueError(
                 'learner.codec = "top-k" does not learn with parameter_server.optimizer = "adam" (moments of values that are'
                 " seldom sent are skipped): adagrad, rmsprop or sgd"
+            )
+        if self.parameter_server.mode == "hogwild" and (self.run.synchronous or self.parameter_server.replicas > 1):
+            raise ValueError(
+                'parameter_server.mode = "hogwild" gives no two servers the same bits: not with run.synchronous, nor with'
+                " parameter_server.replicas above 1"
             )
         if self.actor.epsilon_end > self.actor.epsilon_start:
             raise ValueError("actor.epsilon_end must not be above actor.epsilon_start")

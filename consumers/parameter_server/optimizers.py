@@ -7,7 +7,7 @@ updates (Adam's bias correction) is kept as a running product in float64 and for
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,6 +20,8 @@ from gorila.config import ParameterServerSection
 F32 = NDArray[np.float32]
 I32 = NDArray[np.int32]
 Moments = Mapping[str, F32]
+Call = tuple[Callable[..., None], tuple[Any, ...]]
+"""A kernel and all it needs: whoever calls it makes the update."""
 _f = np.float32
 
 
@@ -36,8 +38,13 @@ class Optimizer(Protocol):
         """Take the place of an optimiser that has applied `version` updates."""
         ...
 
+    def call(self, weights: F32, moments: Moments, gradient: F32, learning_rate: float) -> Call:
+        """The next update, not made yet: its place among the updates is settled here. `gradient` must be finite and as long as `weights`: checked by the
+        caller, once."""
+        ...
+
     def update(self, weights: F32, moments: Moments, gradient: F32, learning_rate: float) -> None:
-        """One update. `gradient` must be finite and as long as `weights`: checked by the caller, once."""
+        """Make the update of `call`."""
         ...
 
     def update_sparse(self, weights: F32, moments: Moments, indices: I32, values: F32, learning_rate: float) -> None:
@@ -46,7 +53,20 @@ class Optimizer(Protocol):
         ...
 
 
-class Adam:
+class _Updates:
+    """`update` is `call`, called."""
+
+    def call(self, weights: F32, moments: Moments, gradient: F32, learning_rate: float) -> Call:
+        """See Optimizer."""
+        raise NotImplementedError
+
+    def update(self, weights: F32, moments: Moments, gradient: F32, learning_rate: float) -> None:
+        """See Optimizer."""
+        kernel, arguments = self.call(weights, moments, gradient, learning_rate)
+        kernel(*arguments)
+
+
+class Adam(_Updates):
     """Adam with bias correction; `adam_epsilon` outside the root, as torch does."""
 
     tensors: tuple[str, ...] = ("moment1", "moment2")
@@ -71,9 +91,10 @@ class Adam:
         root_scale = _f(1.0 / np.sqrt(1.0 - self._beta2_power))
         return (step_size, *self._constants, root_scale, self._epsilon)
 
-    def update(self, weights: F32, moments: Moments, gradient: F32, learning_rate: float) -> None:
+    def call(self, weights: F32, moments: Moments, gradient: F32, learning_rate: float) -> Call:
         """See Optimizer."""
-        kernels.adam(weights, moments["moment1"], moments["moment2"], gradient, *self._next_step(learning_rate))
+        scalars = self._next_step(learning_rate)
+        return kernels.adam, (weights, moments["moment1"], moments["moment2"], gradient, *scalars)
 
     def update_sparse(self, weights: F32, moments: Moments, indices: I32, values: F32, learning_rate: float) -> None:
         """See Optimizer."""
@@ -81,7 +102,7 @@ class Adam:
         sparse_kernels.adam(weights, moments["moment1"], moments["moment2"], indices, values, *scalars)
 
 
-class AdaGrad:
+class AdaGrad(_Updates):
     """AdaGrad, Gorila's choice."""
 
     tensors: tuple[str, ...] = ("moment1",)
@@ -92,16 +113,16 @@ class AdaGrad:
     def restore(self, version: int) -> None:
         """Nothing depends on the number of updates."""
 
-    def update(self, weights: F32, moments: Moments, gradient: F32, learning_rate: float) -> None:
+    def call(self, weights: F32, moments: Moments, gradient: F32, learning_rate: float) -> Call:
         """See Optimizer."""
-        kernels.adagrad(weights, moments["moment1"], gradient, _f(learning_rate), self._epsilon)
+        return kernels.adagrad, (weights, moments["moment1"], gradient, _f(learning_rate), self._epsilon)
 
     def update_sparse(self, weights: F32, moments: Moments, indices: I32, values: F32, learning_rate: float) -> None:
         """See Optimizer."""
         sparse_kernels.adagrad(weights, moments["moment1"], indices, values, _f(learning_rate), self._epsilon)
 
 
-class CentredRMSProp:
+class CentredRMSProp(_Updates):
     """DQN's RMSProp: centred, epsilon inside the root."""
 
     tensors: tuple[str, ...] = ("moment1", "moment2")
@@ -112,11 +133,10 @@ class CentredRMSProp:
     def restore(self, version: int) -> None:
         """Nothing depends on the number of updates."""
 
-    def update(self, weights: F32, moments: Moments, gradient: F32, learning_rate: float) -> None:
+    def call(self, weights: F32, moments: Moments, gradient: F32, learning_rate: float) -> Call:
         """See Optimizer."""
-        kernels.centred_rmsprop(
-            weights, moments["moment1"], moments["moment2"], gradient, _f(learning_rate), *self._constants
-        )
+        scalars = (_f(learning_rate), *self._constants)
+        return kernels.centred_rmsprop, (weights, moments["moment1"], moments["moment2"], gradient, *scalars)
 
     def update_sparse(self, weights: F32, moments: Moments, indices: I32, values: F32, learning_rate: float) -> None:
         """See Optimizer."""
@@ -124,7 +144,7 @@ class CentredRMSProp:
         sparse_kernels.centred_rmsprop(weights, moments["moment1"], moments["moment2"], indices, values, *scalars)
 
 
-class SGD:
+class SGD(_Updates):
     """Plain gradient descent; a momentum buffer only when there is momentum."""
 
     def __init__(self, section: ParameterServerSection) -> None:
@@ -134,12 +154,11 @@ class SGD:
     def restore(self, version: int) -> None:
         """Nothing depends on the number of updates."""
 
-    def update(self, weights: F32, moments: Moments, gradient: F32, learning_rate: float) -> None:
+    def call(self, weights: F32, moments: Moments, gradient: F32, learning_rate: float) -> Call:
         """See Optimizer."""
         if self.tensors:
-            kernels.sgd_momentum(weights, moments["moment1"], gradient, _f(learning_rate), self._momentum)
-        else:
-            kernels.sgd(weights, gradient, _f(learning_rate))
+            return kernels.sgd_momentum, (weights, moments["moment1"], gradient, _f(learning_rate), self._momentum)
+        return kernels.sgd, (weights, gradient, _f(learning_rate))
 
     def update_sparse(self, weights: F32, moments: Moments, indices: I32, values: F32, learning_rate: float) -> None:
         """See Optimizer."""

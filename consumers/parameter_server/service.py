@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
+from consumers.parameter_server.apply import make_apply
 from consumers.parameter_server.chain import SoleMember
 from consumers.parameter_server.checkpoints import ShardState, newest_complete
 from consumers.parameter_server.optimizers import make_optimizer, settings_json, warm_up_kernels
@@ -54,7 +55,8 @@ def run_parameter_server(service: Service, replica: int = 0) -> None:
     warm_up_kernels(section)
     state, end = restore(service, shard)
     name = replica_id(shard, replica)
-    processor = Shard(service.config, state, caught_up_at=end, chain=SoleMember(name))
+    apply = make_apply(section)
+    processor = Shard(service.config, state, caught_up_at=end, chain=SoleMember(name), apply=apply)
     start = state.gradient_offset + 1
     source = Input(
         "gradients",
@@ -71,6 +73,7 @@ def run_parameter_server(service: Service, replica: int = 0) -> None:
         shard=shard,
         parameters=state.num_parameters,
         optimizer=section.optimizer,
+        mode=section.mode,
         version=state.version,
         reads_from=start,
         behind=max(0, end - start),
@@ -84,7 +87,10 @@ def run_parameter_server(service: Service, replica: int = 0) -> None:
         commit_interval_s=section.commit_interval_ms / 1000,
         tick_interval_s=TICK_INTERVAL_S,
     )
-    runtime.run()
+    try:
+        runtime.run()
+    finally:
+        apply.close()
     service.log.info(
         "parameter_server.stopped",
         shard=shard,

@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from consumers.parameter_server import kernels
+from consumers.parameter_server.apply import Apply, ApplyNow
 from consumers.parameter_server.chain import Chain, SoleMember
 from consumers.parameter_server.checkpoints import NO_HASH, ShardState, to_ledger, to_manifest, to_parts
 from consumers.parameter_server.downlink import Downlink, Frame
@@ -69,21 +70,31 @@ class _PendingCheckpoint:
 
 
 class Shard:
-    """One replica of one shard, in ordered mode. Implements gorila.processor.Processor; input topic `gradients`, partition = shard.
+    """One replica of one shard. Implements gorila.processor.Processor; input topic `gradients`, partition = shard.
 
     Args:
         config: the run's.
         state: restored, owned by this object from now on.
         caught_up_at: end of the gradients partition when the process started. No key frame before everything below it was taken in.
         chain: who else holds the shard; None: nobody.
+        apply: who makes dense updates; None: this thread, at once (ordered mode).
     """
 
-    def __init__(self, config: Config, state: ShardState, *, caught_up_at: int = 0, chain: Chain | None = None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        state: ShardState,
+        *,
+        caught_up_at: int = 0,
+        chain: Chain | None = None,
+        apply: Apply | None = None,
+    ) -> None:
         self.state = state
         self._settings = config.parameter_server
         self._optimizer_json = settings_json(self._settings)
         self._optimizer = make_optimizer(self._settings)
         self._optimizer.restore(state.version)
+        self._apply = apply or ApplyNow()
         self._staleness_bound = self._settings.staleness_bound(config.learner.count, config.learner.max_in_flight)
         self._downlink = Downlink(self._settings, state.num_parameters)
         self._chain = chain or SoleMember(f"{state.shard_id}-0")
@@ -127,7 +138,7 @@ class Shard:
         self._staleness[min(max(staleness, 0), STALENESS_COUNTS - 1)] += 1
         self._last_rate = learning_rate_at(self._settings, state.version)
         if indices is None:
-            self._optimizer.update(state.weights, state.moments, values, self._last_rate)
+            self._apply.submit(*self._optimizer.call(state.weights, state.moments, values, self._last_rate))
         else:
             self._optimizer.update_sparse(state.weights, state.moments, indices, values, self._last_rate)
         state.version += 1
@@ -195,6 +206,7 @@ class Shard:
 
     def check_valid(self) -> None:
         """Raises InvalidState."""
+        self._apply.settle()
         self.state.check_valid()
         if self._target_emitted > self.state.version or self.state.target_version > self._target_emitted:
             raise InvalidState(
@@ -207,6 +219,7 @@ class Shard:
 
     def state_hash(self) -> int:
         """Of the state as it is now."""
+        self._apply.settle()
         return self.state.state_hash(self._optimizer_json)
 
     def _checked(self, gradient: object) -> tuple[I32 | None, kernels.F32]:
@@ -237,6 +250,10 @@ class Shard:
     def _due_at_this_version(self, time_ms: int) -> list[Outgoing]:
         """Target, checkpoint parts and ledger line of an exact version. `time_ms` is the gradient's append time: the same after every restart."""
         state, settings, outgoing = self.state, self._settings, []
+        periods = settings.target_period_versions, settings.checkpoint_versions, settings.ledger_versions
+        if not any(state.version % period == 0 for period in periods):
+            return []
+        self._apply.settle()
         if state.version % settings.target_period_versions == 0:
             outgoing.append(self._target())
         if state.version % settings.checkpoint_versions == 0:
@@ -283,6 +300,7 @@ class Shard:
 
     def _snapshot(self) -> Outgoing:
         state = self.state
+        self._apply.settle()
         frame = self._downlink.frame(state.weights, state.version)
         tag = _KeyTag() if frame.kind == "key" and self._downlink.wants_key_offset else None
         self._published = (state.version, state.gradient_offset)
