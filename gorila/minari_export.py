@@ -72,6 +72,7 @@ def export_minari(recording: Recording, folder: Path, dataset_id: str = "") -> E
     name = dataset_id or default_id(recording.run.name)
     if not _ID.fullmatch(name):
         raise UsageError(f"--id {name!r} is not allowed: letters, digits, '_' and '-', ending in a version such as -v0")
+    folder = folder.resolve()  # Minari's arrow writer doubles a relative one
     target, temporary = folder / name, folder / f".{name}.writing"
     if target.exists():
         raise UsageError(f"{target} exists: choose another --id, or delete it")

@@ -277,8 +277,9 @@ def test_minari_loads_what_was_exported(
 ) -> None:
     minari = pytest.importorskip("minari", reason="Minari is not installed: pip install 'gorila-stream[export]'")
     wrote = archive(tmp_path / "archive", facts)
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as ended:
-        main(["export", "minari", str(tmp_path / "sets"), "--from", f"parquet:{tmp_path / 'archive'}"])
+        main(["export", "minari", "sets", "--from", f"parquet:{tmp_path / 'archive'}"])
     assert ended.value.code == 0
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "sets"))
     dataset = minari.load_dataset("demo-v0")
