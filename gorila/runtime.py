@@ -123,9 +123,10 @@ class Runtime:
             self.metrics,
         )
         self._commit_due_s, self._busy_until_s = now_s + self._commit_interval_s, now_s + BUSY_S
+        jumped = getattr(self.processor, "jumped", lambda topic, partition, offset: None)
         for spec in self._inputs:
             service.health.beat()
-            self._readers.append(InputReader(service, spec, self.metrics, self._assigned, self._revoked, self._jumped))
+            self._readers.append(InputReader(service, spec, self.metrics, self._assigned, self._revoked, jumped))
         service.health.ready()
 
     def turn(self, wait_s: float | None = None) -> int:
@@ -300,11 +301,6 @@ class Runtime:
         hook = getattr(self.processor, "assigned", None)
         if hook is not None:
             hook(starts)
-
-    def _jumped(self, topic: str, partition: int, offset: int) -> None:
-        hook = getattr(self.processor, "jumped", None)
-        if hook is not None:
-            hook(topic, partition, offset)
 
     def _revoked(self, reader: InputReader, partitions: list[Partition]) -> None:
         """Commit what is safe of what goes, then forget it. What is not acknowledged within FLUSH_S its next owner repeats."""
