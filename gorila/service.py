@@ -159,5 +159,7 @@ def open_service(
     )
     # The full configuration once. It holds no secrets: they are in the client properties file, which is never read out.
     # A spectator (the live view) is no service: it says nothing.
-    (log.debug if role == "train" else log.info)("service.start", kafka=cluster.bootstrap_servers, config=canonical_json(config))
+    (log.debug if role == "train" else log.info)(
+        "service.start", kafka=cluster.bootstrap_servers, config=canonical_json(config)
+    )
     return service

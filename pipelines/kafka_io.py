@@ -61,7 +61,11 @@ class SplitReader:
         self._priorities_next = ends[(self._learned, 0)]
         self._tail.assign(ends)
         self._transitions: Consumer = service.cluster.consumer(
-            group_name(service.run, "replay"), instance_id=service.name, on_assign=self._came, on_revoke=self._went, watched="transitions"
+            group_name(service.run, "replay"),
+            instance_id=service.name,
+            on_assign=self._came,
+            on_revoke=self._went,
+            watched="transitions",
         )
         self._transitions.subscribe([self._topic])
 

@@ -114,7 +114,13 @@ def test_librdkafkas_statistics_become_series_and_partitions_that_went_away_leav
     broker = {"txerrs": 1, "req_timeouts": 2, "connects": 3, "rtt": {"p50": 1500, "p99": 9000}, "throttle": {"avg": 20}}
     partition = {"fetch_state": "active", "consumer_lag": 7, "fetchq_cnt": 4}
     topics = {"run-1.transitions": {"partitions": {"0": partition, "1": partition, "-1": {"fetch_state": "none"}}}}
-    told = {"type": "consumer", "rx_bytes": 10, "brokers": {"b": broker}, "topics": topics, "cgrp": {"rebalance_cnt": 2}}
+    told = {
+        "type": "consumer",
+        "rx_bytes": 10,
+        "brokers": {"b": broker},
+        "topics": topics,
+        "cgrp": {"rebalance_cnt": 2},
+    }
     statistics.take("transitions", told)
     place = {"client": "transitions", "topic": "transitions"}
     assert metrics.value("kafka_lag_records", partition="1", **place) == 7
