@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from gorila.errors import RunError
 from gorila.kafka import Admin, Cluster
@@ -13,6 +13,8 @@ from gorila.run_state import PartitionLag, RunState, readers
 from gorila.service import Service, open_service
 from gorila.settings import local_kafka
 from gorila.topics import TOPOLOGY, full_name, group_name
+
+Place = tuple[str, int]
 
 
 def newest_run(cluster: Cluster) -> str:
@@ -67,9 +69,9 @@ class RunObserver:
     def look(self) -> RunState:
         """As it is now. Raises BrokerError when Kafka does not answer."""
         prefix = full_name(self._run, "")
-        newest = {(t.removeprefix(prefix), p): ms for (t, p), ms in self.admin.newest_times(self._places).items()}
         ends = self.admin.end_offsets(self._places)
         starts = self.admin.offsets(self._places, "earliest")
+        newest = {(t.removeprefix(prefix), p): ms for (t, p), ms in self._newest(starts, ends).items()}
         lags = []
         for group, topic, partitions, bound in readers(self._config):
             keys = [key for p in partitions if (key := (full_name(self._run, topic), p)) in ends]
@@ -81,3 +83,15 @@ class RunObserver:
         groups = {name.removeprefix(prefix): facts for name, facts in self.admin.describe_groups(names).items()}
         dead = (full_name(self._run, "dead-letters"), 0)
         return RunState(self._run, time.time_ns() // 1_000_000, tuple(lags), groups, newest, ends.get(dead, 0))
+
+    def _newest(self, starts: Mapping[Place, int], ends: Mapping[Place, int]) -> dict[Place, int | None]:
+        """Times of newest records. Of a compacted partition Kafka now and then does not know; then, the age it certainly does not exceed."""
+        now_ms = time.time_ns() // 1_000_000
+        newest = self.admin.newest_times(self._places)
+        unknown = [place for place, ms in newest.items() if ms is None and ends[place] > starts[place]]
+        for age_ms in (1_000, 5_000, 60_000, 3_600_000, 86_400_000):
+            if unknown:
+                since = self.admin.offsets(unknown, now_ms - age_ms)
+                newest |= {place: now_ms - age_ms for place in unknown if since[place] >= 0}
+                unknown = [place for place in unknown if since[place] < 0]
+        return newest

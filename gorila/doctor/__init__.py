@@ -2,12 +2,12 @@
 
 from gorila.doctor.evidence import Evidence
 from gorila.doctor.examine import examine
-from gorila.doctor.finding import Finding
+from gorila.doctor.finding import Finding, worst_first
 from gorila.doctor.flow_checks import flow_findings
 from gorila.doctor.reference_checks import reference_findings
 from gorila.doctor.topic_checks import topic_findings
 
-__all__ = ["Evidence", "Finding", "examine", "findings_of", "reference_findings"]
+__all__ = ["Evidence", "Finding", "examine", "findings_of", "worst_first"]
 
 
 def findings_of(evidence: Evidence) -> list[Finding]:

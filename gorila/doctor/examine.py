@@ -11,6 +11,7 @@ import numpy as np
 import psutil
 
 from gorila.doctor.evidence import DeadLetter, Evidence
+from gorila.doctor.flow_checks import flow_findings
 from gorila.errors import BadRecord, BrokerError
 from gorila.kafka import Received
 from gorila.messages import Evaluation, Message, Priorities, ReplayStats, Weights
@@ -22,6 +23,7 @@ from gorila.service import Service
 from gorila.topics import TOPOLOGY, full_name
 
 WATCH_S = 3.0
+LONGEST_WATCH_S = 12.0
 NEWEST = 1000
 CATCH_UP_S = 5.0
 DEAD_READ = 200
@@ -74,18 +76,25 @@ def examine(service: Service) -> Evidence:
             pass
         watcher.live = True
         first, cpu_before, began_s = observer.look(), _server_seconds(service.run), time.monotonic()
-        while (left_s := began_s + WATCH_S - time.monotonic()) > 0:
-            if follower is None:
-                time.sleep(left_s)
-            else:
-                follower.poll(min(0.25, left_s))
-        cpu_after, passed_s = _server_seconds(service.run), time.monotonic() - began_s
+        while True:
+            _watch(follower, WATCH_S)
+            second, passed_s = observer.look(), time.monotonic() - began_s
+            glimpse = Evidence(
+                service.run,
+                service.config,
+                first,
+                second,
+                progress=progress,
+                newest_evaluation_ms=watcher.newest_evaluation_ms,
+            )
+            # A machine that was held up for some seconds is not a role that is down: what looks wrong is watched longer.
+            if passed_s > LONGEST_WATCH_S or all(f.level != "wrong" for f in flow_findings(glimpse)):
+                break
         cpu = {
             name: max(0.0, seconds - cpu_before[name]) / passed_s
-            for name, seconds in cpu_after.items()
+            for name, seconds in _server_seconds(service.run).items()
             if name in cpu_before
         }
-        second = observer.look()
         snapshots: list[Weights] = []
         if follower is not None:
             follower.look_at_weights()
@@ -116,6 +125,15 @@ def examine(service: Service) -> Evidence:
     finally:
         if follower is not None:
             follower.close()
+
+
+def _watch(follower: RunFollower | None, seconds: float) -> None:
+    until_s = time.monotonic() + seconds
+    while (left_s := until_s - time.monotonic()) > 0:
+        if follower is None:
+            time.sleep(left_s)
+        else:
+            follower.poll(min(0.25, left_s))
 
 
 def _server_seconds(run: str) -> dict[str, float]:
@@ -154,11 +172,7 @@ def _read_newest(service: Service, places: dict[tuple[str, int], int]) -> list[R
 def _ends(service: Service, state: RunState, topic: str) -> dict[tuple[str, int], tuple[int, int]]:
     """{place: (start, end)} of a topic's partitions that hold something."""
     admin = service.cluster.admin()
-    places = [
-        (service.topic(name), p)
-        for (name, p), newest in state.newest_ms.items()
-        if name == topic and newest is not None
-    ]
+    places = [(service.topic(name), p) for name, p in state.newest_ms if name == topic]
     starts, ends = admin.offsets(places, "earliest"), admin.end_offsets(places)
     return {place: (starts[place], ends[place]) for place in places if ends[place] > starts[place]}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,3 +23,9 @@ class Finding:
     level: Level
     found: str
     do: str = ""
+
+
+def worst_first(findings: Iterable[Finding]) -> list[Finding]:
+    """What is wrong, then what could be better; then the rest as it was looked at."""
+    order = {"wrong": 0, "advice": 1, "fine": 2, "note": 3}
+    return sorted(findings, key=lambda finding: order[finding.level])

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gorila.doctor import Finding, examine, findings_of
+from gorila.doctor import Finding, examine, findings_of, worst_first
 from gorila.doctor.reach import why_unreachable
 from gorila.errors import BrokerError, RunError
 from gorila.kafka import Cluster
@@ -67,8 +67,7 @@ def table(findings: Sequence[Finding], title: str) -> Table:
     shown.add_column("check", ratio=2)
     shown.add_column("found", ratio=5)
     shown.add_column("what to do", ratio=4)
-    order = {"wrong": 0, "advice": 1, "fine": 2, "note": 3}
-    for finding in sorted(findings, key=lambda f: order[f.level]):
+    for finding in worst_first(findings):
         style = _STYLES[finding.level]
         # Text, not str: what comes from Kafka must not be read as markup.
         shown.add_row(Text(finding.level, style=style), Text(finding.check), Text(finding.found), Text(finding.do))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from contextlib import suppress
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -97,3 +98,36 @@ def register(app: typer.Typer) -> None:
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # a service manager stops it as Ctrl-C does
         with suppress(KeyboardInterrupt):
             server.serve()
+
+    @app.command(rich_help_panel=_PANEL)
+    def report(
+        run: Annotated[str, typer.Argument(metavar="RUN", help="Name of the run.")],
+        runs_dir: Annotated[Path, typer.Option(help="Where the folders of runs are.")] = Path("runs"),
+        out: Annotated[
+            Path | None, typer.Option(help="The file to write. Default: report.html in the run's folder.")
+        ] = None,
+        bootstrap_servers: _Servers = "",
+        sets: _Sets = None,
+    ) -> None:
+        """Write a run as one HTML file that opens offline: curves, rates, lag, staleness, checklist, configuration, summary.
+
+        Example: gorila report RUN --out report.html
+        """
+        from gorila.errors import LocalError, UsageError
+        from gorila.report import gather, page
+        from gorila.run_record import check_name
+
+        check_name(run)
+        try:
+            servers, why = _where(bootstrap_servers, sets), ""
+        except UsageError as error:  # a report of a folder needs no Kafka
+            servers, why = "", str(error)
+        text = page(gather(run, runs_dir, servers, sets or (), why))
+        path = out or (runs_dir / run / "report.html" if (runs_dir / run).is_dir() else Path(f"{run}.html"))
+        temporary = path.with_name(path.name + ".tmp")
+        try:
+            temporary.write_text(text)
+            temporary.replace(path)
+        except OSError as error:
+            raise LocalError(f"cannot write {path}: {error.strerror}") from None
+        typer.echo(f"{path}: {len(text) // 1024} KiB")
