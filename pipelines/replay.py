@@ -225,9 +225,7 @@ class ReplaySplit:
         population, share = self._population(), self._share()
         if share.weight <= 0.0:
             return batches
-        while len(batches) < batches_allowed and (
-            regardless or self.rates.may_sample(population, self._batch_rows)
-        ):
+        while len(batches) < batches_allowed and (regardless or self.rates.may_sample(population, self._batch_rows)):
             drawn = draw_rows(
                 self.memory, self._batch_rows, share, self._new_window, self._replay.target_new_share, self.rng
             )
