@@ -268,7 +268,7 @@ class CheckpointPart:
     def check(self) -> None:
         """Raises BadRecord."""
         _require(0 < self.total <= MAX_PARAMETERS and len(self.data) % 4 == 0, "tensor size")
-        _require(0 <= self.start and self.start + len(self.data) // 4 <= self.total, "piece outside its tensor")
+        _require(self.start >= 0 and self.start + len(self.data) // 4 <= self.total, "piece outside its tensor")
 
 
 @dataclass(slots=True)
