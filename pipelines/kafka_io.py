@@ -50,7 +50,7 @@ class SplitReader:
         self._committed: dict[int, int] = {}
         self._committed_at_s = 0.0
         self._unwanted_since_s: float | None = None
-        self._paused = False
+        self._paused = self._closing = False
         self.polls = 0
         self.offsets_gone = 0
         self._learned = service.topic("priorities")
@@ -71,6 +71,9 @@ class SplitReader:
 
     def _came(self, partitions: list[Partition]) -> Mapping[Partition, int]:
         """Rule 2. Where each partition starts."""
+        if self._closing:
+            # The group's answer came while leaving: nothing will be read, and a consumer that closes gets no answers any more (10 s of waiting).
+            return dict.fromkeys(partitions, 0)
         starts: dict[Partition, int] = {}
         for where, (offset, metadata) in self._transitions.committed(partitions).items():
             low, high = self._transitions.watermarks(*where)
@@ -172,7 +175,7 @@ class SplitReader:
 
     def close(self) -> None:
         """Leave; nothing is committed here."""
-        self._handled = {}
+        self._handled, self._closing = {}, True
         self._transitions.close()
         self._tail.close()
 

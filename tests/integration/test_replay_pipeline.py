@@ -400,6 +400,16 @@ def test_sigterm_drains_and_commits(make_run: Callable[..., Run], tmp_path: Path
     assert run.end("batches") == stats.batches_total * run.config.record_parts, "everything drawn is in the log"
 
 
+def test_stopped_while_it_joins_the_group_it_stops_all_the_same(make_run: Callable[..., Run]) -> None:
+    """The group's answer may come while the consumer closes; asking it for committed offsets then waited for ten seconds."""
+    run = make_run()
+    run.block()
+    for pause_s in (0.0, 0.1, 0.2, 0.3):
+        with run.replay() as room:
+            until(lambda room=room: room.reader is not None, "the reader to be opened")
+            threading.Event().wait(pause_s)  # somewhere between asking to join and being told
+
+
 def test_kafka_goes_away_and_comes_back_and_the_pipeline_goes_on(tmp_path: Path) -> None:
     """A process of its own: asking an admin client for committed offsets at this moment ends the process (kafka_io.CommittedOffsets)."""
     own = Broker(tmp_path / "broker")
