@@ -39,6 +39,14 @@ def lag_name(lag: Lag) -> str:
     return f"server-{lag.group.split('-')[2]}" if lag.group.startswith("parameter-server-") else lag.group
 
 
+def eta(seconds: float) -> str:
+    """`95 s`, `12 min`, `3 h 5 min`."""
+    if seconds < 120:
+        return f"{max(0.0, seconds):.0f} s"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min"
+
+
 def short(value: float) -> str:
     """A number for a narrow column."""
     if not math.isfinite(value):
@@ -129,8 +137,8 @@ class LiveView:
         for limit, done, rate, unit in limits:
             if limit:
                 left = (limit - done) / rate if rate > 0 else math.inf
-                eta = f"{left:.0f} s left" if math.isfinite(left) else "…"
-                return min(1.0, done / limit), f"{done:,} of {limit:,} {unit}, {eta}"
+                fraction = min(1.0, done / limit)
+                return fraction, f"{fraction:.0%} of {limit:,} {unit}" + (f", {eta(left)} left" if rate > 0 else "")
         threshold = self._config.evaluator.threshold
         if threshold is not None:
             reached = progress.evaluation.return_mean if progress.evaluation else math.nan
@@ -141,17 +149,19 @@ class LiveView:
     def plain_lines(
         self, progress: RunProgress, rates: dict[str, float], lags: list[Lag], elapsed_s: float
     ) -> list[str]:
-        """For logs and pipes: a line of numbers, and one of who waits for whom. No line of numbers is wider than 80 columns."""
+        """For logs and pipes, no wider than 80 columns: what is done, how it goes, and who waits for whom."""
         _, goal = self.goal(progress, rates)
-        numbers = [
+        done = [
             f"{elapsed_s:5.0f} s",
             f"steps {progress.env_steps:,} {short(rates['steps'])}/s",
             f"updates {progress.updates:,} {short(rates['updates'])}/s",
             f"return {short(progress.episode_return_mean)}",
-            goal,
         ]
-        behind = ", ".join(f"{lag_name(lag)} {lag.records}" for lag in lags) or "–"
-        lines = [" | ".join(numbers), f"        | loss {short(progress.loss)} | lag {behind}"]
+        towards = [" " * 7, goal, f"loss {short(progress.loss)}"]
+        if progress.evaluation is not None and "evaluation" not in goal:
+            towards.append(f"evaluation {short(progress.evaluation.return_mean)}")
+        behind = ", ".join(f"{lag_name(lag)} {lag.records}" for lag in lags[:4])
+        lines = [" | ".join(done), " | ".join(towards), f"        | lag {behind or '–'}"]
         if progress.replay_waits_for:
             lines.append(f"        | replay waits for {progress.replay_waits_for}")
         return lines

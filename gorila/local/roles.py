@@ -86,7 +86,7 @@ class RoleProcess:
             raise RunError(
                 f"{self.name} keeps ending ({how}, {self.restarts} restarts); its last lines ({self.log}):\n{self.last_lines(8)}"
             )
-        in_a_row = int(CRASHES_ALLOWED - 1 - self._crashes_left)
+        in_a_row = round(CRASHES_ALLOWED - 1 - self._crashes_left)
         backoff = min(LONGEST_BACKOFF_S, FIRST_BACKOFF_S * 2**in_a_row)
         self._not_before = now_s + backoff
         return f"{self.name} ended ({how}); restarting in {backoff:.1f} s"

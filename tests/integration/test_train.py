@@ -28,6 +28,8 @@ from gorila.processor import Incoming
 from gorila.run_record import read_all
 from tests.integration.training import ROLES, Training
 
+pytestmark = pytest.mark.timeout(600)  # a busy machine; each wait has its own deadline
+
 FRAGILE = """
 import gymnasium, numpy as np
 

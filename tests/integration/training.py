@@ -20,7 +20,7 @@ from gorila.run_follower import RunFollower
 from gorila.run_progress import RunProgress
 from gorila.service import Service, open_service
 
-DEADLINE_S = 150.0
+DEADLINE_S = 240.0
 ROLES = ("parameter-server", "learner", "replay", "actor", "evaluator", "monitor")
 
 
