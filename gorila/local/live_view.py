@@ -157,11 +157,11 @@ class LiveView:
             f"updates {progress.updates:,} {short(rates['updates'])}/s",
             f"return {short(progress.episode_return_mean)}",
         ]
-        towards = [" " * 7, goal, f"loss {short(progress.loss)}"]
+        towards = [" " * 7, goal]
         if progress.evaluation is not None and "evaluation" not in goal:
             towards.append(f"evaluation {short(progress.evaluation.return_mean)}")
         behind = ", ".join(f"{lag_name(lag)} {lag.records}" for lag in lags[:4])
-        lines = [" | ".join(done), " | ".join(towards), f"        | lag {behind or '–'}"]
+        lines = [" | ".join(done), " | ".join(towards), f"        | loss {short(progress.loss)} | lag {behind or '–'}"]
         if progress.replay_waits_for:
             lines.append(f"        | replay waits for {progress.replay_waits_for}")
         return lines
