@@ -85,7 +85,7 @@ class Admin:
             # A broker that was held up for longer than its session is fenced for a moment: a busy laptop, not a fault.
             later = error.code() in LATER or "brokers are currently fenced" in error.str()
             if not later or time.monotonic() >= deadline:
-                name = key.topic if isinstance(key, TopicPartition) else key
+                name = key.topic if isinstance(key, TopicPartition) else getattr(key, "name", key)
                 raise refusal(f"Kafka at {self._servers}: {doing} {name}", error)
             time.sleep(0.1)
 

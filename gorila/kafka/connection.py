@@ -30,21 +30,22 @@ LATER = AWAY | {
     KafkaError.REQUEST_TIMED_OUT,
     KafkaError.CONCURRENT_TRANSACTIONS,
 }
-NOT_ALLOWED = frozenset(
-    {
-        KafkaError.TOPIC_AUTHORIZATION_FAILED,
-        KafkaError.GROUP_AUTHORIZATION_FAILED,
-        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
-        KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
-    }
-)
+NOT_ALLOWED = {
+    KafkaError.TOPIC_AUTHORIZATION_FAILED: "Topic authorization failed",
+    KafkaError.GROUP_AUTHORIZATION_FAILED: "Group authorization failed",
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED: "Cluster authorization failed",
+    KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "Transactional id authorization failed",
+}
+"""In our words: a controller's own answer contains its whole request."""
+NOT_THERE = frozenset({KafkaError._UNKNOWN_PARTITION, KafkaError._UNKNOWN_TOPIC, KafkaError.UNKNOWN_TOPIC_OR_PART})
 
 
 def refusal(where: str, error: KafkaError) -> BrokerError:
     """The error to raise; NotAllowed, with where the rights are listed, when a right is missing."""
     if error.code() in NOT_ALLOWED:
-        return NotAllowed(f"{where}: {error.str()}; what each role needs: gorila topics acls --run RUN")
-    return BrokerError(f"{where}: {error.str()}")
+        return NotAllowed(f"{where}: {NOT_ALLOWED[error.code()]}; what each role needs: gorila topics acls --run RUN")
+    hidden = "; it does not exist, or this user may not see it" if error.code() in NOT_THERE else ""
+    return BrokerError(f"{where}: {error.str()}{hidden}")
 
 
 def right_missing(where: str, error: BaseException) -> BrokerError | None:
@@ -70,6 +71,8 @@ class Link:
         self._settings = settings or {}
 
     def on_error(self, error: KafkaError) -> None:
+        if self.fatal is not None:
+            return
         if error.code() == KafkaError._AUTHENTICATION:
             self.fatal = BrokerError(f"Kafka at {self.servers} refuses user or password of {self.name}: {error.str()}")
         elif error.fatal():
