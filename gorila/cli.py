@@ -39,6 +39,18 @@ Servers = Annotated[
 ]
 Sets = Annotated[list[str] | None, typer.Option("--set", help="section.key=value; may be repeated.")]
 RunDir = Annotated[Path | None, typer.Option(help="Folder for logs and results of this run.")]
+Source = Annotated[str, typer.Option("--from", help="Replay a recording: kafka:RUN[@START..END] or parquet:DIR.")]
+Updates = Annotated[int, typer.Option(min=0, help="With --from: how many learner batches are drawn.")]
+Priorities = Annotated[
+    bool | None,
+    typer.Option(
+        "--recorded-priorities/--actor-priorities",
+        help="With --from: priorities as the recorded learner left them (default), or as the actors' Q values give them.",
+    ),
+]
+Reprioritise = Annotated[
+    str, typer.Option("--reprioritise", metavar="WEIGHTS", help="With --from: TD errors of this policy file instead.")
+]
 
 ROLES = {
     "actor": ("producers.main:run_actor", "Play environments and publish transitions."),
@@ -74,37 +86,77 @@ def _servers(given: str, sets: list[str] | None) -> str:
     return servers if servers or configured.get("kafka.client_properties") else local_bootstrap_servers()
 
 
+def _run_role(
+    role: str, target: str, run: str, index: int, servers: str, sets: list[str] | None, run_dir: Path | None, *more: Any
+) -> None:
+    """Open the service, run `target(service, *more)`, leave."""
+    from gorila.local.roles import instances, stop_with_supervisor
+    from gorila.service import open_service
+
+    service = open_service(role, run, index, servers, tuple(sets or ()), run_dir)
+    count = max(1, sum(1 for name, _ in instances(service.config) if name == role))
+    if index >= count and role != "replay":  # as many splits as there are processes
+        raise ConfigError("--index", index, f"run {run} has {count} of role {role}: 0 to {count - 1}")
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: service.stop.set())
+    stop_with_supervisor(service.stop)
+    service.serve_status()
+    module, _, name = target.partition(":")
+    try:
+        getattr(importlib.import_module(module), name)(service, *more)
+    finally:
+        service.health.close()
+    # Everything is flushed, committed and closed. Taking torch and Beam apart object by object costs a second of the five a stop may take.
+    logging.shutdown()
+    sys.stdout.flush()
+    os._exit(0)
+
+
 def _role_command(role: str, target: str, about: str) -> Callable[..., None]:
     def command(
         run: Run, index: Index = 0, bootstrap_servers: Servers = "", sets: Sets = None, run_dir: RunDir = None
     ) -> None:
-        from gorila.local.roles import instances, stop_with_supervisor
-        from gorila.service import open_service
-
-        service = open_service(role, run, index, _servers(bootstrap_servers, sets), tuple(sets or ()), run_dir)
-        count = max(1, sum(1 for name, _ in instances(service.config) if name == role))
-        if index >= count and role != "replay":  # as many splits as there are processes
-            raise ConfigError("--index", index, f"run {run} has {count} of role {role}: 0 to {count - 1}")
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: service.stop.set())
-        stop_with_supervisor(service.stop)
-        service.serve_status()
-        module, _, name = target.partition(":")
-        try:
-            getattr(importlib.import_module(module), name)(service)
-        finally:
-            service.health.close()
-        # Everything is flushed, committed and closed. Taking torch and Beam apart object by object costs a second of the five a stop may take.
-        logging.shutdown()
-        sys.stdout.flush()
-        os._exit(0)
+        _run_role(role, target, run, index, _servers(bootstrap_servers, sets), sets, run_dir)
 
     command.__doc__ = f"{about}\n\nExample: gorila {role} --run RUN --bootstrap-servers localhost:9092"
     return command
 
 
+def _replay(
+    run: Run,
+    index: Index = 0,
+    bootstrap_servers: Servers = "",
+    sets: Sets = None,
+    run_dir: RunDir = None,
+    source: Source = "",
+    updates: Updates = 0,
+    recorded_priorities: Priorities = None,
+    reprioritise: Reprioritise = "",
+) -> None:
+    """Turn transitions into prioritised batches (Beam). With --from: a recording's, into a run that has no actors.
+
+    Example: gorila replay --run RUN --bootstrap-servers localhost:9092 · gorila replay --run NEW --from parquet:archive/RUN --updates 5000
+    """
+    servers = _servers(bootstrap_servers, sets)
+    if not source:
+        if updates or reprioritise or recorded_priorities is not None:
+            raise UsageError("--updates, --recorded-priorities, --actor-priorities and --reprioritise go with --from")
+        _run_role("replay", ROLES["replay"][0], run, index, servers, sets, run_dir)
+        return
+    from gorila.kafka import Cluster
+    from gorila.offline import OfflineReplay, ensure_run
+    from gorila.settings import local_kafka
+
+    offline = OfflineReplay.asked(source, updates, recorded_priorities, reprioritise)
+    cluster = Cluster(servers, local_kafka(sets or []).client_properties, client_id=f"{run}-replay-make")
+    cluster.admin().ping()
+    ensure_run(cluster, run, offline, sets or ())
+    _run_role("replay", "pipelines.main:run_offline_replay", run, index, servers, sets, run_dir, offline)
+
+
 for _role, (_target, _about) in ROLES.items():
-    app.command(_role, rich_help_panel="Roles, each a service")(_role_command(_role, _target, _about))
+    _command = _replay if _role == "replay" else _role_command(_role, _target, _about)
+    app.command(_role, rich_help_panel="Roles, each a service")(_command)
 
 
 def _presets() -> list[str]:

@@ -292,10 +292,16 @@ class BatchWriter:
         for _ in range(self._partitions):
             partition = self._turn
             self._turn = (partition + 1) % self._partitions
-            if self._gate.may_write(partition, self._next[partition]):
-                self.reserve(partition, parts)
+            if self.take(partition, parts):
                 return partition
         return None
+
+    def take(self, partition: int, parts: int) -> bool:
+        """Reserve the next `parts` offsets of one partition, unless its learner is behind."""
+        if not self._gate.may_write(partition, self._next[partition]):
+            return False
+        self.reserve(partition, parts)
+        return True
 
     def reserve(self, partition: int, parts: int) -> None:
         """Take the next `parts` offsets of a partition, whoever is behind."""

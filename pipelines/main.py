@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import apache_beam as beam
 
+from gorila.offline import OfflineReplay
 from gorila.service import Service
 from pipelines import replay_fns, split_registry
 from pipelines.runner import local_options, local_runner
@@ -29,3 +30,10 @@ def run_replay(service: Service) -> None:
     finally:
         split_registry.leave(service)
         room.close()
+
+
+def run_offline_replay(service: Service, offline: OfflineReplay) -> None:
+    """See pipelines/offline.py."""
+    from pipelines.offline import run_offline
+
+    run_offline(service, offline)
