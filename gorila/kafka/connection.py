@@ -21,6 +21,7 @@ log = logging.getLogger("gorila.kafka")
 AWAY = frozenset({KafkaError._ALL_BROKERS_DOWN, KafkaError._TRANSPORT, KafkaError._RESOLVE})
 LATER = AWAY | {
     KafkaError._TIMED_OUT,
+    KafkaError._TIMED_OUT_QUEUE,  # asked before the connection stood: TLS and SCRAM on a busy machine take their time
     KafkaError._WAIT_COORD,
     KafkaError.NOT_COORDINATOR,
     KafkaError.COORDINATOR_NOT_AVAILABLE,
