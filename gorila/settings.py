@@ -39,6 +39,20 @@ def _read_toml(path: Path) -> dict[str, Any]:
 
 
 def _preset(name: str) -> dict[str, Any]:
+    """The tree of a preset; `extends = "another"` at its top says whose keys it starts from."""
+    tree = _own_tree(name)
+    extends = tree.pop("extends", None)
+    if extends is None:
+        return tree
+    if not isinstance(extends, str) or Path(extends).stem == Path(name).stem:
+        raise UsageError(f"preset {name}: extends = {extends!r} is not the name of another preset")
+    base = _own_tree(extends)
+    if "extends" in base:
+        raise UsageError(f"preset {name} extends {extends}, which itself extends another: one step is enough")
+    return _merge(base, tree)
+
+
+def _own_tree(name: str) -> dict[str, Any]:
     if name.endswith(".toml"):
         return _read_toml(Path(name))
     if name not in preset_names():

@@ -159,3 +159,25 @@ def test_validate_names_nested_keys_with_dots():
     with pytest.raises(ConfigError) as caught:
         validate({"replay": {"n_steps": 0}})
     assert caught.value.key == "replay.n_steps"
+
+
+def test_a_preset_may_start_from_another(tmp_path: Path) -> None:
+    own = tmp_path / "mine.toml"
+    own.write_text('extends = "catch-pixels"\n[learner]\nbatch_size = 64\n')
+    mine, base = load_config(str(own), [], {}), load_config("catch-pixels", [], {})
+    assert mine.learner == base.learner.model_copy(update={"batch_size": 64})
+    assert (mine.env, mine.run.preset) == (base.env, "mine")
+
+
+@pytest.mark.parametrize("extends", ['"nothing-like-it"', "7", '"mine"', '"catch-pixels-fp16"'])
+def test_a_preset_that_starts_from_nothing_known_is_one_clear_line(extends: str, tmp_path: Path) -> None:
+    own = tmp_path / "mine.toml"
+    own.write_text(f"extends = {extends}\n")
+    with pytest.raises(UsageError, match=r"preset"):
+        load_config(str(own), [], {})
+
+
+def test_top_k_with_adam_is_refused() -> None:
+    """rules.md 14."""
+    with pytest.raises(UsageError, match=r"top-k.*adagrad"):
+        load_config("cartpole", ["learner.codec=top-k"], {})
