@@ -58,6 +58,14 @@ def until(condition: Callable[[], Any], what: str) -> Any:
     return found
 
 
+def a_turn_of(room: SplitRoom) -> None:
+    """Whatever was being handled when this was called has been handled: the second poll from now follows it."""
+    reader = room.reader
+    assert reader is not None
+    polls = reader.polls
+    until(lambda: reader.polls >= polls + 2, "two polls")
+
+
 class Run:
     """A run's outside: writes transitions as actors do, reads batches as learners do."""
 
@@ -375,6 +383,7 @@ def test_a_second_split_takes_over_actors_with_their_memory(make_run: Callable[.
             run.learned(batch, number, 5.0 + number)
         until(lambda: first._priorities_next == 20, "the priorities to be handled")
         until(lambda: first.positions() == {0: 6, 1: 6}, "both actors")
+        a_turn_of(first)
         whole = first.replay.state_fingerprint()
         with run.replay(1) as second:
             until(lambda: len(second.positions()) == 1 and len(first.positions()) == 1, "Kafka to share the actors out")
