@@ -109,10 +109,11 @@ def test_ctrl_c_ends_a_run_in_order_with_a_summary_and_exit_code_0(killed: Train
 
 
 def test_every_role_killed_once_is_restarted_and_counted(killed: Training) -> None:
-    assert killed.summary()["restarts"] == len(ROLES)
     for role in ROLES:
         assert f"{role}-0 ended (SIGKILL)" in killed.output
         assert f"{role}-0 restarted (restart 1)" in killed.output
+    # On a machine too busy for heartbeats a role may also end by itself and come back; that is counted too.
+    assert killed.summary()["restarts"] == killed.output.count(" restarted (restart ") >= len(ROLES)
 
 
 def test_with_every_role_killed_no_gradient_is_lost_or_applied_twice(killed: Training) -> None:
