@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Any, Protocol
 
-from gorila.kafka import Cluster
-from gorila.kafka.admin import read_group_offsets
+from gorila.kafka import Cluster, CommittedOffsets
 from gorila.kafka.connection import right_missing
 
 REFRESH_S = 0.05
@@ -24,9 +23,9 @@ _log = logging.getLogger("gorila.flow")
 
 
 class OffsetsSource(Protocol):
-    """Answers with committed offsets later (gorila.kafka.Admin)."""
+    """Answers with committed offsets later (gorila.kafka.CommittedOffsets)."""
 
-    def group_offsets_later(self, group: str, partitions: list[tuple[str, int]]) -> Future[Any]: ...
+    def later(self, partitions: list[tuple[str, int]]) -> Future[dict[tuple[str, int], int | None]]: ...
 
 
 class LagGate:
@@ -56,7 +55,7 @@ class LagGate:
         self._group, self._topic, self._bound, self._clock = group, topic, bound, clock
         self._refresh_s = refresh_s
         self._keys = [(topic, p) for p in sorted(partitions)]
-        self._source: OffsetsSource = source or cluster.admin()
+        self._source: OffsetsSource = source or CommittedOffsets(cluster, group)
         self._committed: dict[int, int] = {}
         self._wanted: dict[int, int] = {}
         self._pending: Future[Any] | None = None
@@ -117,7 +116,7 @@ class LagGate:
                 self._pending = None
         if self._pending is None and now - self._asked_s >= self._refresh_s:
             self._asked_s = now
-            self._pending = self._source.group_offsets_later(self._group, self._keys)
+            self._pending = self._source.later(self._keys)
 
     def _read(self, answer: Future[Any], now: float) -> None:
         error = answer.exception()
@@ -131,6 +130,6 @@ class LagGate:
             _log.debug("flow.no_answer group=%s reason=%s", self._group, error)
             return
         self._answered_s = now
-        for (_, partition), offset in read_group_offsets(answer.result()).items():
+        for (_, partition), offset in answer.result().items():
             # A group that never committed has everything before it: a run's topics begin at 0.
             self._committed[partition] = offset or 0

@@ -12,14 +12,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from types import SimpleNamespace
-from typing import Any, NamedTuple
 
 from gorila.config import Config
 from gorila.errors import OffsetGone
 from gorila.flow import LagGate
-from gorila.kafka import Consumer, Partition, Received
+from gorila.kafka import CommittedOffsets, Consumer, Partition, Received
 from gorila.service import Service
 from gorila.topics import group_name
 from pipelines.elements import Chunk, Drawn
@@ -28,7 +25,6 @@ OWN_METADATA = "gorila"
 LEARNED_RECORDS = 256
 PAUSE_AFTER_S = 1.0
 REFRESH_S = 0.01
-ANSWER_S = 1.0
 
 
 def records_a_poll(config: Config) -> int:
@@ -229,38 +225,6 @@ class LogReader:
             self._consumer = None
 
 
-class CommittedOffsets:
-    """Committed offsets of a group we are not in, asked for in the background: LagGate's source.
-
-    Asked by a consumer that never joins, not by an admin client: librdkafka's ListConsumerGroupOffsets ends the process with SIGSEGV when the
-    coordinator is moving or Kafka stops (confluentinc/librdkafka issue 5040, seen here with 2.16.1 at each stop of a broker).
-    """
-
-    def __init__(self, service: Service, group: str) -> None:
-        self._consumer = service.cluster.consumer(group)
-        self._thread = ThreadPoolExecutor(1, "committed-offsets")
-
-    def group_offsets_later(self, group: str, partitions: list[Partition]) -> Future[Any]:
-        """The answer in the shape `gorila.kafka.admin.read_group_offsets` reads."""
-        return self._thread.submit(self._ask, partitions)
-
-    def _ask(self, partitions: list[Partition]) -> Any:
-        found = self._consumer.committed(partitions, ANSWER_S)
-        marks = [_Mark(*where, -1 if offset is None else offset) for where, (offset, _) in found.items()]
-        return SimpleNamespace(topic_partitions=marks)
-
-    def close(self) -> None:
-        """After the question on its way, which takes ANSWER_S at most."""
-        self._thread.shutdown(cancel_futures=True)
-        self._consumer.close()
-
-
-class _Mark(NamedTuple):
-    topic: str
-    partition: int
-    offset: int
-
-
 class BatchWriter:
     """Writes what was drawn; knows whether a learner is behind. Used by one thread."""
 
@@ -271,7 +235,7 @@ class BatchWriter:
         self._partitions = config.learner.count
         group = group_name(service.run, "learner")
         bound = config.replay.max_lag_batches * config.record_parts
-        self._offsets = CommittedOffsets(service, group)
+        self._offsets = CommittedOffsets(service.cluster, group)
         self._gate = LagGate(
             service.cluster,
             group,

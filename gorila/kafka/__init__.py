@@ -10,6 +10,7 @@ Rules of this folder:
 
 from gorila.kafka.admin import Admin, NewTopic, TopicFacts
 from gorila.kafka.cluster import Cluster
+from gorila.kafka.committed import CommittedOffsets
 from gorila.kafka.connection import SLICE_S
 from gorila.kafka.consumer import EARLIEST, LATEST, Consumer, Partition, Received
 from gorila.kafka.group_facts import GroupFacts, Member
@@ -21,6 +22,7 @@ __all__ = [
     "SLICE_S",
     "Admin",
     "Cluster",
+    "CommittedOffsets",
     "Consumer",
     "GroupFacts",
     "Member",

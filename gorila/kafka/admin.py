@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import confluent_kafka.admin as ck
-from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from gorila.acls import Acl
 from gorila.errors import BrokerError
 from gorila.kafka.acl_bindings import binding, binding_filter
+from gorila.kafka.committed import CommittedOffsets
 from gorila.kafka.connection import LATER, SLICE_S, library_log, patiently, refusal
 from gorila.kafka.group_facts import GroupFacts, read_group
 from gorila.kafka.trust import speaks_tls
@@ -53,6 +54,8 @@ class Admin:
         settings.pop("message.max.bytes")
         self._servers, self._has_security = cluster.bootstrap_servers, cluster.has_security
         self._admin = ck.AdminClient(settings, logger=library_log)
+        self._cluster = cluster
+        self._committed: dict[str, CommittedOffsets] = {}
 
     def _answers(self, futures: Mapping[Any, Future[Any]], doing: str, timeout_s: float) -> dict[Any, Any]:
         """Results by key, with exceptions as values where Kafka said no."""
@@ -207,24 +210,15 @@ class Admin:
         found = self._ask(lambda: self._admin.list_offsets(wanted), "newest record of", timeout_s)
         return {(p.topic, p.partition): a.timestamp if a.timestamp >= 0 else None for p, a in found.items()}
 
-    def group_offsets_later(self, group: str, partitions: Sequence[tuple[str, int]]) -> Future[Any]:
-        """As `group_offsets`, not waiting; `read_group_offsets` reads the future's result."""
-        self._admin.poll(0)  # serves the error and log callbacks of a client that is asked nothing else
-        request = ConsumerGroupTopicPartitions(group, [TopicPartition(*p) for p in partitions])
-        futures = self._admin.list_consumer_group_offsets([request])
-        future: Future[Any] = next(iter(futures.values()))
-        return future
-
     def group_offsets(
         self, group: str, partitions: Sequence[tuple[str, int]], timeout_s: float = ANSWER_S
     ) -> dict[tuple[str, int], int | None]:
-        """{partition: committed next offset, or None}."""
+        """{partition: committed next offset, or None}. Not asked by the admin client itself: gorila/kafka/committed.py says why."""
         if not partitions:
             return {}
-        found = self._ask(
-            lambda: {group: self.group_offsets_later(group, partitions)}, "committed offsets of group", timeout_s
-        )
-        return read_group_offsets(found[group])
+        if group not in self._committed:
+            self._committed[group] = CommittedOffsets(self._cluster, group)
+        return self._committed[group].now(partitions, timeout_s)
 
     def groups(self, timeout_s: float = ANSWER_S) -> list[str]:
         """Ids of all consumer groups."""
@@ -265,8 +259,3 @@ class Admin:
         if groups:
             unknown = {KafkaError.GROUP_ID_NOT_FOUND, KafkaError.NON_EMPTY_GROUP}
             self._ask(lambda: self._admin.delete_consumer_groups(list(groups)), "deleting group", timeout_s, unknown)
-
-
-def read_group_offsets(answer: Any) -> dict[tuple[str, int], int | None]:
-    """{partition: committed next offset, or None} from an answer of `group_offsets_later`."""
-    return {(p.topic, p.partition): p.offset if p.offset >= 0 else None for p in answer.topic_partitions}

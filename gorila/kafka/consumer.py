@@ -101,6 +101,7 @@ class Consumer:
         self._ends: dict[Partition, int] = {}
         self._pending: BrokerError | None = None
         self.refused_commits = 0
+        self._closing = False
         self._consumer = ck.Consumer(settings, logger=library_log)
 
     def _committed(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
@@ -120,6 +121,11 @@ class Consumer:
 
     def _assigned(self, consumer: Any, came: list[TopicPartition]) -> None:
         partitions = [(p.topic, p.partition) for p in came]
+        if (
+            self._closing
+        ):  # librdkafka hands out an assignment even inside close(): asking Kafka there would hold the stop up
+            consumer.incremental_assign([TopicPartition(*p, ck.OFFSET_END) for p in partitions])
+            return
         starts = dict((self._on_assign(partitions) if self._on_assign and partitions else None) or {})
         unsaid = [p for p in partitions if p not in starts]
         for partition, (offset, _) in self.committed(unsaid).items() if unsaid else ():
@@ -254,6 +260,7 @@ class Consumer:
 
     def close(self) -> None:
         """Leave the group (a static member stays in it until its session times out)."""
+        self._closing = True
         self._consumer.close()
 
 

@@ -3,18 +3,9 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
-from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 from gorila.flow import LagGate
-
-
-@dataclass
-class Mark:
-    topic: str
-    partition: int
-    offset: int
 
 
 class Offsets:
@@ -23,14 +14,15 @@ class Offsets:
     def __init__(self) -> None:
         self.asked: list[Future[Any]] = []
 
-    def group_offsets_later(self, group: str, partitions: list[tuple[str, int]]) -> Future[Any]:
+    def later(self, partitions: list[tuple[str, int]]) -> Future[Any]:
         self.partitions = partitions
         self.asked.append(Future())
         return self.asked[-1]
 
     def answer(self, **offsets: int) -> None:
-        marks = [Mark("r.t", int(name[1:]), offset) for name, offset in offsets.items()]
-        self.asked[-1].set_result(SimpleNamespace(topic_partitions=marks))
+        self.asked[-1].set_result(
+            {("r.t", int(name[1:])): None if offset < 0 else offset for name, offset in offsets.items()}
+        )
 
 
 class Clock:
