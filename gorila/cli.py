@@ -240,9 +240,9 @@ def config(
 
     Example: gorila config pong --set learner.batch_size=64
     """
-    from gorila.settings import load_config
+    from gorila.settings import load_config, shown
 
-    print(json.dumps(load_config(preset, sets or []).model_dump(mode="json"), indent=2))
+    print(json.dumps(shown(load_config(preset, sets or [])), indent=2))
 
 
 @app.command()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import json
 import os
+import re
 import tomllib
 import typing
 from collections.abc import Iterable, Mapping
@@ -21,6 +22,8 @@ from gorila.config import LOCAL_KEYS, LOCAL_SECTIONS, Config, KafkaSection
 from gorila.errors import ConfigError, RunError, UsageError
 
 ENV_PREFIX = "GORILA__"
+CREDENTIALS = re.compile(r"//[^/@]*@")
+"""user:password@ in an address: never on a command line, in a log or on a screen."""
 PRESETS = Path(__file__).parent / "presets"
 
 
@@ -179,6 +182,13 @@ def canonical_json(config: Config) -> str:
     return json.dumps(
         config.model_dump(mode="json", exclude=set(LOCAL_SECTIONS)), sort_keys=True, separators=(",", ":")
     )
+
+
+def shown(config: Config) -> dict[str, Any]:
+    """Every key for a person to look at, credentials in addresses masked."""
+    tree = config.model_dump(mode="json")
+    tree["kafka"]["schema_registry_url"] = CREDENTIALS.sub("//***@", tree["kafka"]["schema_registry_url"])
+    return tree
 
 
 def config_of_run(published: str, sets: Iterable[str] = (), environ: Mapping[str, str] | None = None) -> Config:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from gorila.config import LOCAL_SECTIONS, Config
 from gorila.errors import RunError
-from gorila.settings import ENV_PREFIX
+from gorila.settings import CREDENTIALS, ENV_PREFIX
 
 STOP_WITHIN_S = 4.0  # of the 5 that a stop may take: the summary needs the rest
 # A role may die this often in a row; living for LIVED_S earns one more. So what dies for ever ends the run, and a kill now and then does not.
@@ -159,7 +159,11 @@ def role_processes(run: str, config: Config, bootstrap_servers: str, run_dir: Pa
         command = [sys.executable, "-m", "gorila.cli", role, "--run", run, "--index", str(index)]
         command += ["--bootstrap-servers", bootstrap_servers, "--run-dir", str(run_dir)]
         for item in local_sets(config, number):
-            command += ["--set", item]
+            key, _, value = item.partition("=")
+            if CREDENTIALS.search(value):  # a command line is everybody's to read
+                environ[ENV_PREFIX + key.replace(".", "__", 1).upper()] = value
+            else:
+                command += ["--set", item]
         processes.append(RoleProcess(role, index, command, run_dir / "logs" / f"{role}-{index}.out", environ))
     return processes
 

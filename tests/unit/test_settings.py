@@ -181,3 +181,14 @@ def test_top_k_with_adam_is_refused() -> None:
     """rules.md 14."""
     with pytest.raises(UsageError, match=r"top-k.*adagrad"):
         load_config("cartpole", ["learner.codec=top-k"], {})
+
+
+def test_credentials_in_an_address_are_neither_shown_nor_on_a_role_s_command_line(tmp_path: Path) -> None:
+    from gorila.local.roles import role_processes
+    from gorila.settings import shown
+
+    config = load_config("cartpole", ["kafka.schema_registry_url=http://ann:pass-word@registry:8081"], {})
+    assert shown(config)["kafka"]["schema_registry_url"] == "http://***@registry:8081"
+    for role in role_processes("run", config, "h:1", tmp_path):
+        assert "pass-word" not in " ".join(role.command)
+        assert role.environ["GORILA__KAFKA__SCHEMA_REGISTRY_URL"] == "http://ann:pass-word@registry:8081"
