@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import signal
 import socket
 import ssl
@@ -18,7 +19,7 @@ from pathlib import Path
 
 import psutil
 
-from gorila.errors import BrokerError
+from gorila.errors import BrokerError, LocalError
 
 TOKEN_OPTION = "-Dgorila.broker.token="
 _POLL_S = 0.02
@@ -130,11 +131,14 @@ def port_is_free(port: int) -> bool:
     return True
 
 
+# Below what kernels hand to outgoing connections (from 32,768 on Linux): a stopped broker's port must still be free when it starts again.
+FREE_PORTS = range(20_000, 32_000)
+
+
 def free_port(*, other_than: int = 0) -> int:
-    """A port nobody listens on."""
-    while True:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = int(probe.getsockname()[1])
-        if port != other_than:
+    """A port nobody listens on, which no outgoing connection will take either. Raises LocalError where there is none."""
+    for _ in range(1_000):
+        port = secrets.choice(FREE_PORTS)
+        if port != other_than and port_is_free(port):
             return port
+    raise LocalError(f"no free port on 127.0.0.1 between {FREE_PORTS.start} and {FREE_PORTS.stop}")
