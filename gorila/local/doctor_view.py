@@ -64,9 +64,10 @@ def table(findings: Sequence[Finding], title: str) -> Table:
     """What is wrong first, then what could be better; the rest as it was looked at."""
     shown = Table(title=title, title_justify="left", expand=True, show_lines=False)
     shown.add_column("", no_wrap=True)
-    shown.add_column("check", ratio=2)
-    shown.add_column("found", ratio=5)
-    shown.add_column("what to do", ratio=4)
+    # Folded, not cut: a command with a long topic name must be whole.
+    shown.add_column("check", ratio=2, overflow="fold")
+    shown.add_column("found", ratio=5, overflow="fold")
+    shown.add_column("what to do", ratio=4, overflow="fold")
     for finding in worst_first(findings):
         style = _STYLES[finding.level]
         # Text, not str: what comes from Kafka must not be read as markup.
