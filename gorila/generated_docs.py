@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic_core import PydanticUndefined
 
-from gorila import metrics, topics
+from gorila import acls, metrics, topics
 from gorila.config import LOCAL_KEYS, LOCAL_SECTIONS, Config
 from gorila.settings import load_config, preset_names
 
@@ -95,6 +95,7 @@ WHOLE: dict[str, Callable[[], str]] = {"docs/configuration.md": configuration_pa
 PARTS: dict[str, list[tuple[str, Callable[[], str]]]] = {
     "ARCHITECTURE.md": [("topics", topics.markdown_table)],
     "docs/metrics.md": [("metrics", metrics_page)],
+    "docs/operations.md": [("acls", acls.markdown_table)],
 }
 
 

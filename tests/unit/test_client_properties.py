@@ -66,3 +66,7 @@ def test_what_cannot_be_translated_is_one_line_naming_file_and_key(properties: d
 def test_an_unreadable_file_is_one_line(tmp_path: Path):
     with pytest.raises(UsageError, match="No such file"):
         read_client_properties(str(tmp_path / "none"))
+
+
+def test_java_s_unicode_escapes_are_read():
+    assert parse_properties(r"ssl.ca.location=/donn\u00e9es/ca.pem") == {"ssl.ca.location": "/données/ca.pem"}
