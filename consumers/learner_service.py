@@ -34,28 +34,38 @@ TICK_INTERVAL_S = 0.05
 
 
 class GradientGate:
-    """Each shard is read by a group of its own; this is one gate for all (gorila.ports.Gate)."""
+    """Each replica of each shard is a group of its own; this is one gate for all (gorila.ports.Gate).
+
+    Of a shard's replicas the foremost counts: a dead one must not hold up the run. What all of them have is the in-flight window's business.
+    """
 
     def __init__(self, service: Service) -> None:
-        bound = service.config.learner.max_lag_records
+        section, bound = service.config.parameter_server, service.config.learner.max_lag_records
         self._gates = [
-            LagGate(
-                service.cluster,
-                group_name(service.run, f"parameter-server-{shard}-0"),
-                service.topic("gradients"),
-                [shard],
-                bound,
-            )
-            for shard in range(service.config.parameter_server.shards)
+            [
+                LagGate(
+                    service.cluster,
+                    group_name(service.run, f"parameter-server-{shard}-{replica}"),
+                    service.topic("gradients"),
+                    [shard],
+                    bound,
+                )
+                for replica in range(section.replicas)
+            ]
+            for shard in range(section.shards)
         ]
 
     def may_write(self, partition: int, next_offset: int) -> bool:
         """See Gate."""
-        return self._gates[partition].may_write(partition, next_offset)
+        return any(gate.may_write(partition, next_offset) for gate in self._gates[partition])
 
     def waiting_for(self) -> str:
-        """See Gate: the first shard that is behind."""
-        return next((text for text in (gate.waiting_for() for gate in self._gates) if text), "")
+        """See Gate: the first shard all of whose replicas are behind."""
+        for replicas in self._gates:
+            texts = [gate.waiting_for() for gate in replicas]
+            if all(texts):
+                return texts[0]
+        return ""
 
 
 class ServedLearner(Learner):

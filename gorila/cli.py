@@ -34,6 +34,9 @@ Run = Annotated[str, typer.Option("--run", help="Name of the run.")]
 Index = Annotated[
     int, typer.Option(min=0, help="Which one of its kind: actor, learner or shard number.", envvar="GORILA_INDEX")
 ]
+Replica = Annotated[
+    int, typer.Option(min=0, help="Which of a shard's replicas, from 0.", envvar="GORILA_REPLICA")
+]
 Servers = Annotated[
     str, typer.Option("--bootstrap-servers", help="Kafka, host:port[,host:port]. Default: the local embedded broker.")
 ]
@@ -87,14 +90,22 @@ def _servers(given: str, sets: list[str] | None) -> str:
 
 
 def _run_role(
-    role: str, target: str, run: str, index: int, servers: str, sets: list[str] | None, run_dir: Path | None, *more: Any
+    role: str,
+    target: str,
+    run: str,
+    index: int,
+    servers: str,
+    sets: list[str] | None,
+    run_dir: Path | None,
+    *more: Any,
+    replica: int = 0,
 ) -> None:
     """Open the service, run `target(service, *more)`, leave."""
     from gorila.local.roles import instances, stop_with_supervisor
     from gorila.service import open_service
 
-    service = open_service(role, run, index, servers, tuple(sets or ()), run_dir)
-    count = max(1, sum(1 for name, _ in instances(service.config) if name == role))
+    service = open_service(role, run, index, servers, tuple(sets or ()), run_dir, replica=replica)
+    count = max(1, len({number for name, number in instances(service.config) if name == role}))
     if index >= count and role != "replay":  # as many splits as there are processes
         raise ConfigError("--index", index, f"run {run} has {count} of role {role}: 0 to {count - 1}")
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -154,8 +165,26 @@ def _replay(
     _run_role("replay", "pipelines.main:run_offline_replay", run, index, servers, sets, run_dir, offline)
 
 
+def _parameter_server(
+    run: Run,
+    index: Index = 0,
+    replica: Replica = 0,
+    bootstrap_servers: Servers = "",
+    sets: Sets = None,
+    run_dir: RunDir = None,
+) -> None:
+    """Apply gradients to a shard and publish weights. --index is the shard; with parameter_server.replicas above 1 it takes that many processes a shard.
+
+    Example: gorila parameter-server --run RUN --index 0 --replica 1 --bootstrap-servers localhost:9092
+    """
+    target = ROLES["parameter-server"][0]
+    servers = _servers(bootstrap_servers, sets)
+    _run_role("parameter-server", target, run, index, servers, sets, run_dir, replica=replica)
+
+
+_COMMANDS = {"replay": _replay, "parameter-server": _parameter_server}
 for _role, (_target, _about) in ROLES.items():
-    _command = _replay if _role == "replay" else _role_command(_role, _target, _about)
+    _command = _COMMANDS.get(_role) or _role_command(_role, _target, _about)
     app.command(_role, rich_help_panel="Roles, each a service")(_command)
 
 

@@ -188,7 +188,9 @@ class ParameterServerSection(Section):
     """Parameter servers."""
 
     shards: Positive = 1
-    replicas: Positive = 1
+    replicas: Annotated[int, Field(ge=1, le=5)] = Field(
+        1, description="processes that hold each shard, as a chain: what anyone has read, every one of them has"
+    )
     mode: Literal["ordered", "hogwild"] = Field(
         "ordered", description="hogwild: threads apply dense gradients to one slice without locks; no bit-identity"
     )

@@ -329,7 +329,7 @@ class ReplicationEvent:
 
     def check(self) -> None:
         """Raises BadRecord."""
-        _require(self.kind in ("heartbeat", "token", "view", "join"), f"replication kind {self.kind[:20]!r}")
+        _require(self.kind in ("heartbeat", "token", "view", "join", "hash"), f"replication kind {self.kind[:20]!r}")
 
 
 @dataclass(slots=True)

@@ -28,7 +28,7 @@ from gorila.emission import Emission
 from gorila.errors import BadRecord, BrokerError
 from gorila.inputs import Input, InputReader
 from gorila.metrics import Metrics
-from gorila.ports import Gate, Partition, ServicePort
+from gorila.ports import Gate, Partition, ProducerPort, ServicePort
 from gorila.processor import Incoming, Outgoing, Processor
 from gorila.skipped import SkippedOffsets
 from gorila.waiting import WaitLog
@@ -68,6 +68,7 @@ class Runtime:
         commit_interval_s: committed offsets are about this far behind at most.
         tick_interval_s: a tick comes at least this often when idle.
         clock: seconds, monotonic; tests move it by hand.
+        producer: what sends; None: one is made. The runtime closes it.
     """
 
     def __init__(
@@ -81,11 +82,13 @@ class Runtime:
         tick_interval_s: float = 0.02,
         metrics: Metrics | None = None,
         clock: Callable[[], float] = time.monotonic,
+        producer: ProducerPort | None = None,
     ) -> None:
         if sum(spec.how == "group" for spec in inputs) > 1:
             raise ValueError("one group input a role: static membership knows a process by one name")
         self.service, self.processor = service, processor
         self.metrics = metrics or service.metrics
+        self._producer = producer
         self._inputs, self._gates, self._clock = tuple(inputs), dict(gates or {}), clock
         self._commit_interval_s, self._tick_interval_s = commit_interval_s, tick_interval_s
         self._readers: list[InputReader] = []
@@ -115,7 +118,7 @@ class Runtime:
         """Make the clients and find where to begin."""
         service, now_s = self.service, self._clock()
         self._emission = Emission(
-            service.cluster.producer(),
+            self._producer or service.cluster.producer(),
             service.schemas,
             service.topic,
             self._gates,

@@ -49,6 +49,7 @@ class Service:
     run_dir: Path | None = None
     sets: tuple[str, ...] = ()
     name: str = ""
+    replica: int = 0
 
     def __post_init__(self) -> None:
         self.name = self.name or f"{self.role}-{self.index}"
@@ -110,6 +111,7 @@ def open_service(
     sets: Sequence[str] = (),
     run_dir: Path | None = None,
     *,
+    replica: int = 0,
     terminal: bool = True,
     environ: Mapping[str, str] | None = None,
 ) -> Service:
@@ -130,7 +132,9 @@ def open_service(
     if not servers and not local.client_properties:
         raise UsageError("no Kafka given: --bootstrap-servers, or kafka.bootstrap_servers in the environment or --set")
     stop = threading.Event()
-    cluster = Cluster(servers, local.client_properties, client_id=f"{run}-{role}-{index}", stop=stop)
+    cluster = Cluster(
+        servers, local.client_properties, client_id=f"{run}-{role}-{index}{f'-{replica}' * bool(replica)}", stop=stop
+    )
     cluster.admin().ping()
     schemas = Schemas()
     if local.schema_registry_url:
@@ -142,6 +146,8 @@ def open_service(
         schemas.learn(int(number), text)
     config = config_of_run(record.config, sets, environ)
     name = f"{role}-{index}"
+    if role == "parameter-server" and config.parameter_server.replicas > 1:
+        name += f"-{replica}"
     log = open_log(name, {"role": role, "run": run, "index": index}, run_dir, terminal=terminal)
     service = Service(
         role,
@@ -156,6 +162,7 @@ def open_service(
         run_dir,
         tuple(sets),
         name,
+        replica,
     )
     # The full configuration once. It holds no secrets: they are in the client properties file, which is never read out.
     # A spectator (the live view) is no service: it says nothing.

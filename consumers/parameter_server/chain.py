@@ -3,8 +3,7 @@
 The promise is: what anyone has read, every member of the shard's chain has. A shard asks `publishable(version)` before each snapshot and tells
 `applied(version)` after each update; it knows nothing else of the chain. With one member every applied version is publishable.
 
-What comes next fits behind the same two calls: members hand tokens down the `replication` topic (token_i = min(applied_i, token_{i-1})), membership
-is a view (epoch, ordered members) in that log, the tail answers `publishable(version)` with `version <= token`, and every other member with False.
+With more of them replication.py decides, and replicated_shard.py holds back what is not everywhere yet.
 """
 
 from __future__ import annotations
@@ -24,7 +23,13 @@ class View:
 class Chain(Protocol):
     """What a shard needs to know about its replicas."""
 
-    view: View
+    @property
+    def view(self) -> View: ...
+
+    @property
+    def is_tail(self) -> bool:
+        """Whether this member is the one that publishes and writes checkpoints."""
+        ...
 
     def applied(self, version: int) -> None:
         """This member's state is now at `version`."""
@@ -41,6 +46,7 @@ class SoleMember:
     def __init__(self, replica_id: str) -> None:
         self.view = View(epoch=0, members=(replica_id,))
         self._applied = 0
+        self.is_tail = True
 
     def applied(self, version: int) -> None:
         """See Chain."""

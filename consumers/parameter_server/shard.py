@@ -216,6 +216,16 @@ class Shard:
     def start_publishing(self) -> None:
         """Somebody else may have published since this shard last did: begin with a key frame."""
         self._downlink.restart()
+        self._published = None
+
+    def stop_publishing(self) -> None:
+        """Somebody else publishes from here on: what was begun is given up."""
+        self._checkpoints.clear()
+
+    @property
+    def caught_up(self) -> bool:
+        """Whether everything that was in the log at the start has been taken in."""
+        return self.state.gradient_offset + 1 >= self._caught_up_at
 
     def state_hash(self) -> int:
         """Of the state as it is now."""
@@ -256,7 +266,7 @@ class Shard:
         self._apply.settle()
         if state.version % settings.target_period_versions == 0:
             outgoing.append(self._target())
-        if state.version % settings.checkpoint_versions == 0:
+        if state.version % settings.checkpoint_versions == 0 and self._chain.is_tail:
             state.check_valid()
             parts = to_parts(state)
             manifest = to_manifest(state, len(parts), self._optimizer_json, time_ms)
@@ -282,7 +292,7 @@ class Shard:
         state = self.state
         return (
             (state.version, state.gradient_offset) != self._published
-            and state.gradient_offset + 1 >= self._caught_up_at
+            and self.caught_up
             and self._target_emitted == state.target_version
             and state.target_offset >= 0
             and self._downlink.ready

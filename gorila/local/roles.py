@@ -37,6 +37,7 @@ class RoleProcess:
     command: list[str]
     log: Path
     environ: dict[str, str]
+    suffix: str = ""  # of a replica: -0, -1, …
     restarts: int = 0
     _process: subprocess.Popen[bytes] | None = None
     _not_before: float = 0.0
@@ -46,7 +47,7 @@ class RoleProcess:
     @property
     def name(self) -> str:
         """`actor-0`."""
-        return f"{self.role}-{self.index}"
+        return f"{self.role}-{self.index}{self.suffix}"
 
     @property
     def pid(self) -> int | None:
@@ -120,9 +121,10 @@ class RoleProcess:
 
 
 def instances(config: Config) -> Iterator[tuple[str, int]]:
-    """(role, index) of every process of a run, in the order they are best started."""
+    """(role, index) of every process of a run, in the order they are best started; a shard comes once a replica."""
     for shard in range(config.parameter_server.shards):
-        yield "parameter-server", shard
+        for _ in range(config.parameter_server.replicas):
+            yield "parameter-server", shard
     for learner in range(config.learner.count):
         yield "learner", learner
     yield "replay", 0
@@ -164,7 +166,12 @@ def role_processes(run: str, config: Config, bootstrap_servers: str, run_dir: Pa
                 environ[ENV_PREFIX + key.replace(".", "__", 1).upper()] = value
             else:
                 command += ["--set", item]
-        processes.append(RoleProcess(role, index, command, run_dir / "logs" / f"{role}-{index}.out", environ))
+        suffix = ""
+        if role == "parameter-server" and config.parameter_server.replicas > 1:
+            replica = sum((process.role, process.index) == (role, index) for process in processes)
+            command, suffix = [*command, "--replica", str(replica)], f"-{replica}"
+        log = run_dir / "logs" / f"{role}-{index}{suffix}.out"
+        processes.append(RoleProcess(role, index, command, log, environ, suffix=suffix))
     return processes
 
 

@@ -18,8 +18,8 @@ from confluent_kafka.admin import AdminClient
 
 from consumers.parameter_server.checkpoints import ShardState
 from consumers.parameter_server.optimizers import make_optimizer
-from consumers.parameter_server.service import restore
 from consumers.parameter_server.shard import Shard
+from consumers.parameter_server.start import restore
 from gorila.codec import Schemas
 from gorila.compression import codec
 from gorila.config import Config
