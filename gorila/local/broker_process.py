@@ -102,8 +102,9 @@ def answers_kafka(port: int, ca_file: Path | None = None) -> bool:
         ca_file: of a broker that speaks TLS: the authority that signed its certificate.
     """
     request = struct.pack(">hhih", 18, 0, 1, -1)
+    timeout_s = 1.0 if ca_file is None else 5.0  # a cold JVM's first handshake, on a busy machine
     try:
-        with socket.create_connection(("127.0.0.1", port), timeout=1.0) as plain:
+        with socket.create_connection(("127.0.0.1", port), timeout=timeout_s) as plain:
             connection = plain
             if ca_file is not None:
                 connection = ssl.create_default_context(cafile=ca_file).wrap_socket(plain, server_hostname="127.0.0.1")

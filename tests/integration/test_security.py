@@ -37,7 +37,7 @@ from gorila.topics import TOPOLOGY, full_name
 from tests.integration.secured_clients import Tried
 
 ROLE_PROCESSES = ("parameter-server", "learner", "replay", "actor", "evaluator", "monitor", "archiver")
-DEADLINE_S = 240.0
+DEADLINE_S = 400.0
 SMALL = ("replay.min_size_rows=200", "evaluator.min_versions=20", "evaluator.episodes=2", "evaluator.threshold=100000")
 
 
@@ -155,7 +155,7 @@ def roles_at_work(secured: Secured, tmp_path_factory: pytest.TempPathFactory) ->
     return RolesAtWork(secured, "working", folder)
 
 
-@pytest.mark.timeout(500)
+@pytest.mark.timeout(600)
 def test_every_role_does_its_work_with_the_rights_it_is_given(roles_at_work: RolesAtWork) -> None:
     assert roles_at_work.codes == dict.fromkeys(ROLE_PROCESSES, 0), roles_at_work.outputs
     for role, output in roles_at_work.outputs.items():
@@ -400,6 +400,18 @@ def test_kafka_s_tools_are_given_the_administrator_s_file(secured: Secured, gran
     assert listed == rights - {("User:people", "READ")}  # by prefix
     line = acls.kafka_acls_lines(acls.acls("pasted", ["actor"])).splitlines()[0]
     assert gorila(*line.split()[1:], cwd=tmp_path, properties=secured.client_properties()).returncode == 0
+
+
+def test_a_user_is_made_by_kafka_s_tool_from_a_file(secured: Secured, tmp_path: Path) -> None:
+    (tmp_path / "user").write_text("SCRAM-SHA-512=[password=of-ann]\n")
+    words = ("--alter", "--entity-type", "users", "--entity-name", "ann", "--add-config-file", str(tmp_path / "user"))
+    made = gorila("kafka", "configs", *words, cwd=tmp_path, properties=secured.client_properties())
+    assert made.returncode == 0, made.stderr
+    module = "org.apache.kafka.common.security.scram.ScramLoginModule"
+    jaas = f'{module} required username="ann" password="of-ann";'
+    Cluster(
+        "", str(changed(secured.client_properties("actor"), tmp_path / "c.properties", sasl_jaas_config=jaas))
+    ).admin().ping()
 
 
 def test_rights_are_taken_back(secured: Secured, tmp_path: Path) -> None:
