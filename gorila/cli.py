@@ -34,25 +34,26 @@ Run = Annotated[str, typer.Option("--run", help="Name of the run.")]
 Index = Annotated[
     int, typer.Option(min=0, help="Which one of its kind: actor, learner or shard number.", envvar="GORILA_INDEX")
 ]
-Replica = Annotated[
-    int, typer.Option(min=0, help="Which of a shard's replicas, from 0.", envvar="GORILA_REPLICA")
-]
+Replica = Annotated[int, typer.Option(min=0, help="Which of a shard's replicas, from 0.", envvar="GORILA_REPLICA")]
 Servers = Annotated[
     str, typer.Option("--bootstrap-servers", help="Kafka, host:port[,host:port]. Default: the local embedded broker.")
 ]
 Sets = Annotated[list[str] | None, typer.Option("--set", help="section.key=value; may be repeated.")]
 RunDir = Annotated[Path | None, typer.Option(help="Folder for logs and results of this run.")]
 Source = Annotated[str, typer.Option("--from", help="Replay a recording: kafka:RUN[@START..END] or parquet:DIR.")]
-Updates = Annotated[int, typer.Option(min=0, help="With --from: how many learner batches are drawn.")]
+Updates = Annotated[
+    int, typer.Option(min=0, help="Updates to train: learner batches that are drawn from the recording.")
+]
 Priorities = Annotated[
     bool | None,
     typer.Option(
         "--recorded-priorities/--actor-priorities",
-        help="With --from: priorities as the recorded learner left them (default), or as the actors' Q values give them.",
+        help="Of a recording: priorities as its learner left them (default), or as its actors' Q values give them.",
     ),
 ]
 Reprioritise = Annotated[
-    str, typer.Option("--reprioritise", metavar="WEIGHTS", help="With --from: TD errors of this policy file instead.")
+    str,
+    typer.Option("--reprioritise", metavar="WEIGHTS", help="Of a recording: TD errors of this policy file instead."),
 ]
 
 ROLES = {
@@ -209,13 +210,19 @@ def train(
     synchronous: Annotated[
         bool, typer.Option("--synchronous", help="One actor, one learner, in lockstep: two runs, one seed, one hash.")
     ] = False,
+    offline: Annotated[
+        str, typer.Option(metavar="SOURCE", help="No actors: learn from kafka:RUN[@START..END] or parquet:DIR.")
+    ] = "",
+    updates: Updates = 0,
+    recorded_priorities: Priorities = None,
+    reprioritise: Reprioritise = "",
     bootstrap_servers: Servers = "",
     sets: Sets = None,
     runs_dir: Annotated[Path, typer.Option(help="Where the folder of the run is written.")] = Path("runs"),
 ) -> None:
     """Train: a real broker, topics, every role, a live view, a summary. Ctrl-C ends the run and keeps what it learned.
 
-    Example: gorila train · gorila train catch-pixels · gorila train pong --steps 20000 · gorila train cartpole --seeds 5 --set learner.codec=fp16
+    Example: gorila train · gorila train catch-pixels · gorila train pong --steps 20000 · gorila train cartpole --seeds 5 --set learner.codec=fp16 · gorila train cartpole --offline kafka:RUN --updates 5000
     """
     from gorila.local.seeds_table import print_seeds
     from gorila.local.train import INTERRUPTED, kafka
@@ -229,11 +236,23 @@ def train(
         extra.append("run.synchronous=true")
     if bootstrap_servers:
         extra.append(f"kafka.bootstrap_servers={bootstrap_servers}")
+    if updates:
+        extra.append(f"run.max_updates={updates}")
+    recording = None
+    if offline:
+        from gorila.offline import offline_training
+
+        recording, more = offline_training(load_config(preset, extra), offline, recorded_priorities, reprioritise)
+        extra += more
+    elif reprioritise or recorded_priorities is not None:
+        raise UsageError("--recorded-priorities, --actor-priorities and --reprioritise go with --offline")
     first = load_config(preset, extra).run.seed if seed is None else seed
     summaries = []
     with kafka(load_config(preset, extra)) if seeds > 1 else nullcontext():  # one broker for all seeds
         for number in range(first, first + seeds):
-            summary = run_training(load_config(preset, [*extra, f"run.seed={number}"]), root=runs_dir)
+            summary = run_training(
+                load_config(preset, [*extra, f"run.seed={number}"]), root=runs_dir, offline=recording
+            )
             print(f"files in {runs_dir / summary.run}: summary.json, curve.png, weights.safetensors, tensorboard, logs")
             print(json.dumps(dataclasses.asdict(summary), indent=2), flush=True)
             summaries.append(summary)

@@ -69,6 +69,14 @@ class OfflineReplay:
         """Raises what gorila.recording raises: one clear line each."""
         return parse_source(self.source).open(cluster)
 
+    def examine(self, cluster: Cluster, config: Config, facts: EnvironmentFacts) -> list[str]:
+        """Whether it can be read at all, and fits: before anything is made. Raises what `open` and `check` raise."""
+        recording = self.open(lambda: cluster)
+        try:
+            return self.check(recording, config, facts)
+        finally:
+            recording.close()
+
     def check(self, recording: Recording, config: Config, facts: EnvironmentFacts) -> list[str]:
         """Whether a run may learn from a recording; returns warnings.
 
@@ -85,6 +93,21 @@ class OfflineReplay:
                 f"the recording's Q values, and so its priorities, are of {theirs!r}; --reprioritise WEIGHTS makes them anew",
             )
         return [*late_start(recording, config), *_holes(recording)]
+
+
+def offline_training(
+    config: Config, source: str, recorded_priorities: bool | None, reprioritise: str
+) -> tuple[OfflineReplay, list[str]]:
+    """(what is replayed, further --set strings) of `gorila train --offline`. Raises UsageError, ConfigError."""
+    if config.run.synchronous:
+        raise ConfigError("run.synchronous", True, "training from a recording has no actor to be in step with")
+    if config.run.max_env_steps:
+        raise ConfigError(
+            "run.max_env_steps", config.run.max_env_steps, "0: there are no environment steps, give --updates"
+        )
+    updates = config.run.max_updates or DEFAULT_UPDATES
+    offline = OfflineReplay.asked(source, updates, recorded_priorities, reprioritise)
+    return offline, [f"run.max_updates={updates}"]
 
 
 def late_start(recording: Recording, config: Config) -> list[str]:

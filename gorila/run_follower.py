@@ -127,6 +127,11 @@ class RunFollower:
                 starts.append(block.actor_epoch or received.timestamp_ms)
         return min(starts) if starts else None
 
+    def first_batch_ms(self) -> int | None:
+        """Append time of the first batch, where a run without actors began; None when the log has it no more."""
+        batches = self._read("batches", 0, 0, 1)
+        return batches[0].timestamp_ms if batches and batches[0].offset == 0 else None
+
     def bytes_per_transition(self) -> float | None:
         """Over the newest blocks of every partition: key, value and Kafka's own framing, per transition."""
         size = rows = 0

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import apache_beam as beam
 
-from gorila.offline import OfflineReplay
 from gorila.service import Service
 from pipelines import replay_fns, split_registry
 from pipelines.runner import local_options, local_runner
 from pipelines.split_registry import Address
 from pipelines.warm_up import warm_up
+
+if TYPE_CHECKING:
+    from gorila.offline import OfflineReplay
 
 
 def run_replay(service: Service) -> None:

@@ -11,10 +11,14 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gorila.config import LOCAL_SECTIONS, Config
 from gorila.errors import RunError
 from gorila.settings import CREDENTIALS, ENV_PREFIX
+
+if TYPE_CHECKING:
+    from gorila.offline import OfflineReplay
 
 STOP_WITHIN_S = 4.0  # of the 5 that a stop may take: the summary needs the rest
 # A role may die this often in a row; living for LIVED_S earns one more. So what dies for ever ends the run, and a kill now and then does not.
@@ -37,6 +41,8 @@ class RoleProcess:
     command: list[str]
     log: Path
     environ: dict[str, str]
+    ends: bool = False  # exit code 0 is no accident: it has done what it was asked for
+    ended: bool = False
     suffix: str = ""  # of a replica: -0, -1, …
     restarts: int = 0
     _process: subprocess.Popen[bytes] | None = None
@@ -69,6 +75,8 @@ class RoleProcess:
         Raises RunError on a crash loop, or when the role refused its configuration.
         """
         process = self._process
+        if self.ended:
+            return None
         if process is None:
             if now_s < self._not_before:
                 return None
@@ -79,6 +87,9 @@ class RoleProcess:
         if code is None:
             return None
         self._process = None
+        if code == 0 and self.ends:
+            self.ended = True
+            return f"{self.name} is done"
         if code == REFUSED:
             raise RunError(f"{self.name} refused to start: {self.last_lines(1)}")
         self._crashes_left = min(CRASHES_ALLOWED, self._crashes_left + (now_s - self._started_s) / LIVED_S) - 1
@@ -151,13 +162,18 @@ def local_sets(config: Config, process: int = 0) -> tuple[str, ...]:
     return tuple(sets)
 
 
-def role_processes(run: str, config: Config, bootstrap_servers: str, run_dir: Path) -> list[RoleProcess]:
-    """Every role of the run, not yet started."""
+def role_processes(
+    run: str, config: Config, bootstrap_servers: str, run_dir: Path, offline: OfflineReplay | None = None
+) -> list[RoleProcess]:
+    """Every role of the run, not yet started. From a recording: no actor, nothing to archive, and a replay that ends."""
     threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1")
     environ = {name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX)}
     environ |= {**threads, "PYTHONUNBUFFERED": "1", SUPERVISOR_VARIABLE: str(os.getpid())}
-    processes = []
+    processes: list[RoleProcess] = []
     for number, (role, index) in enumerate(instances(config)):
+        if offline is not None and role in ("actor", "archiver"):
+            continue
+        replays = offline is not None and role == "replay"
         command = [sys.executable, "-m", "gorila.cli", role, "--run", run, "--index", str(index)]
         command += ["--bootstrap-servers", bootstrap_servers, "--run-dir", str(run_dir)]
         for item in local_sets(config, number):
@@ -166,12 +182,13 @@ def role_processes(run: str, config: Config, bootstrap_servers: str, run_dir: Pa
                 environ[ENV_PREFIX + key.replace(".", "__", 1).upper()] = value
             else:
                 command += ["--set", item]
+        command += offline.words() if offline is not None and replays else []
         suffix = ""
         if role == "parameter-server" and config.parameter_server.replicas > 1:
             replica = sum((process.role, process.index) == (role, index) for process in processes)
             command, suffix = [*command, "--replica", str(replica)], f"-{replica}"
         log = run_dir / "logs" / f"{role}-{index}{suffix}.out"
-        processes.append(RoleProcess(role, index, command, log, environ, suffix=suffix))
+        processes.append(RoleProcess(role, index, command, log, environ, replays, suffix=suffix))
     return processes
 
 

@@ -64,7 +64,7 @@ def summarise(
     weights_version: int | None,
     ended_because: str,
 ) -> Summary:
-    """train_wall_s runs from the first environment step to the end of confirmation (or of the run, when not solved)."""
+    """train_wall_s runs from the first environment step (without actors: the first batch) to the end of confirmation (or of the run, when not solved)."""
     result = progress.result
     score = human_normalised(config.env.id, result.return_mean) if result else None
     end_ms = progress.solved_at_ms or ended_ms

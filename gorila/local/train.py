@@ -23,7 +23,7 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from gorila.config import Config
 from gorila.environment_facts import EnvironmentFacts
@@ -34,12 +34,15 @@ from gorila.local.live_view import LiveView
 from gorila.local.roles import RoleProcess, local_sets, role_processes, stop_all
 from gorila.local.shared_broker import shared_broker
 from gorila.local.summary import Summary, summarise
-from gorila.run_follower import RunFollower
+from gorila.run_follower import Lag, RunFollower
 from gorila.run_progress import RunProgress
 from gorila.run_record import create_run
 from gorila.service import Service, open_service
 from gorila.settings import canonical_json
 from gorila.weights_follower import WeightsFollower
+
+if TYPE_CHECKING:
+    from gorila.offline import OfflineReplay
 
 log = logging.getLogger("gorila.train")
 T = TypeVar("T")
@@ -141,6 +144,7 @@ class Supervision:
         self._broker_restarts = 0
         self._follower, self._progress, self._view = follower, progress, view
         self._shown_evaluation: object = None
+        self._idle_looks = 0
 
     def watch(self, stop: threading.Event, on_tick: Callable[[list[RoleProcess]], None] | None = None) -> str:
         """Returns why it ended. Raises RunError on a crash loop, BrokerError when the broker is beyond help."""
@@ -164,6 +168,7 @@ class Supervision:
                 next_lag = now + LAG_EVERY_S
                 self._look_after_broker()
                 lags = self._follower.lags()
+                self._look_for_the_last_batch(lags)
             self._announce_evaluation()
             self._view.show(now, self._progress, lags, self._roles, now - started)
             if on_tick is not None:
@@ -181,6 +186,11 @@ class Supervision:
         self._broker_restarts += 1
         self._view.event("Kafka ended; starting it again")
         self._broker.start()
+
+    def _look_for_the_last_batch(self, lags: list[Lag]) -> None:
+        """A recording's replay is over before the learners are: they are done when twice in a row nobody is behind."""
+        over = any(role.ended for role in self._roles) and any(lag.group == "learner" for lag in lags)
+        self._idle_looks = self._idle_looks + 1 if over and not any(lag.records for lag in lags) else 0
 
     def _announce_evaluation(self) -> None:
         newest = self._progress.confirmed if self._progress.solved else self._progress.evaluation
@@ -200,6 +210,8 @@ class Supervision:
             return "solved"
         if run.max_updates and progress.updates >= run.max_updates:
             return f"{run.max_updates} updates done"
+        if self._idle_looks > 1:  # some batches may have been rejected: fewer updates than batches
+            return f"all {progress.batches} batches learned"
         if run.max_env_steps and progress.env_steps >= run.max_env_steps:
             return f"{run.max_env_steps} environment steps done"
         return ""
@@ -212,8 +224,9 @@ def train(
     root: Path = Path("runs"),
     view: LiveView | None = None,
     on_tick: Callable[[list[RoleProcess]], None] | None = None,
+    offline: OfflineReplay | None = None,
 ) -> Summary:
-    """One run from nothing to its summary. Raises GorilaError with one clear line."""
+    """One run from nothing to its summary; with `offline`, from a recording and without actors. Raises GorilaError with one clear line."""
     started_ms = int(time.time() * 1000)
     folder = prepare_folder(root, run, config)
     view = view or LiveView(folder.name, config)
@@ -233,6 +246,8 @@ def train(
                 )
                 cluster.admin().ping()
                 facts, weights = weights_ready.result()
+                for warning in offline.examine(cluster, config, facts) if offline else ():
+                    view.event(f"warning: {warning}")
                 if not create_run(cluster, folder.name, config, facts, weights):
                     raise RunError(f"run {folder.name} exists on Kafka at {cluster.bootstrap_servers}: try again")
                 service = open_service(
@@ -240,7 +255,7 @@ def train(
                 )
                 view.event(f"Kafka at {cluster.bootstrap_servers}, logs in {folder / 'logs'}")
                 signals.roles_run = True
-                return _supervised(service, config, broker, view, signals.stop, started_ms, on_tick)
+                return _supervised(service, config, broker, view, signals.stop, started_ms, on_tick, offline)
     finally:
         if not signals.roles_run:
             shutil.rmtree(folder, ignore_errors=True)
@@ -254,12 +269,13 @@ def _supervised(
     stop: threading.Event,
     started_ms: int,
     on_tick: Callable[[list[RoleProcess]], None] | None,
+    offline: OfflineReplay | None,
 ) -> Summary:
     """Steps 4 to 6."""
     assert service.run_dir is not None
     progress = RunProgress()
     follower = RunFollower(service, progress)
-    roles = role_processes(service.run, config, service.cluster.bootstrap_servers, service.run_dir)
+    roles = role_processes(service.run, config, service.cluster.bootstrap_servers, service.run_dir, offline)
     failure: GorilaError | None = None
     try:
         with view:
@@ -302,7 +318,7 @@ def _finish(
         service.run,
         service.config,
         progress,
-        first_step_ms=measured(follower.first_step_ms, None),
+        first_step_ms=measured(follower.first_step_ms, None) or measured(follower.first_batch_ms, None),
         started_ms=started_ms,
         ended_ms=ended_ms,
         bytes_per_transition=measured(follower.bytes_per_transition, None),
