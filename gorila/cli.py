@@ -183,7 +183,7 @@ def _parameter_server(
     _run_role("parameter-server", target, run, index, servers, sets, run_dir, replica=replica)
 
 
-_COMMANDS = {"replay": _replay, "parameter-server": _parameter_server}
+_COMMANDS: dict[str, Callable[..., None]] = {"replay": _replay, "parameter-server": _parameter_server}
 for _role, (_target, _about) in ROLES.items():
     _command = _COMMANDS.get(_role) or _role_command(_role, _target, _about)
     app.command(_role, rich_help_panel="Roles, each a service")(_command)
