@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -137,7 +138,8 @@ def run_monitor_service(service: Service) -> None:
         now = time.monotonic()
         if now >= next_flush:
             next_flush = now + FLUSH_EVERY_S
-            follower.look_at_weights()
+            with suppress(BrokerError):  # away for a moment: nothing to chart, nothing to die of
+                follower.look_at_weights()
             counters = {
                 "env_steps": float(progress.env_steps),
                 "updates": float(progress.updates),

@@ -17,6 +17,7 @@ from gorila.topics import BY_NAME, full_name, group_name
 RECORD_OVERHEAD_BYTES = 71
 FOLLOWED = ("episodes", "replay-stats", "priorities")
 SIZE_SAMPLE = 500
+READ_S = 5.0  # a broker that answers answers sooner; a run must be able to end
 
 
 @dataclass(frozen=True)
@@ -153,11 +154,9 @@ class RunFollower:
             return []
         self._tail.assign({(name, partition): max(low, start)})
         found: list[Received] = []
-        while len(found) < count:
-            more = self._tail.poll_many(count - len(found), 1.0)
-            if not more:
-                break
-            found += more
+        deadline = time.monotonic() + READ_S
+        while len(found) < count and time.monotonic() < deadline and not (found and found[-1].offset + 1 >= high):
+            found += self._tail.poll_many(count - len(found), 0.2)
         return found
 
     def close(self) -> None:

@@ -195,13 +195,14 @@ def role_processes(
 def stop_with_supervisor(stop: threading.Event) -> None:
     """In a role: set `stop` when the supervisor that started this process is gone, so that killing it leaves nothing behind."""
     supervisor = os.environ.get(SUPERVISOR_VARIABLE, "")
-    if not supervisor.isdigit() or os.getppid() != int(supervisor):
+    if not supervisor.isdigit():
         return
 
     def look() -> None:
-        while not stop.wait(1.0):
-            if os.getppid() != int(supervisor):
-                stop.set()
+        while os.getppid() == int(supervisor):
+            if stop.wait(1.0):
+                return
+        stop.set()
 
     threading.Thread(target=look, name="supervisor-watch", daemon=True).start()
 

@@ -233,7 +233,7 @@ def test_a_role_that_keeps_dying_ends_the_run_with_its_last_lines(broker: Broker
     words = ("cartpole", "--set", "env.id=fragile:make", "--set", "env.max_episode_steps=100")
     training = Training(broker.bootstrap_servers, tmp_path, *words)
     try:
-        assert training.wait() == 1
+        assert training.wait(500.0) == 1  # six starts of an actor
         assert "gorila: actor-0 keeps ending" in training.errors
         assert "the game board caught fire" in training.errors
         summary = training.summary()

@@ -112,9 +112,9 @@ class Training:
         self._follower.poll(0.05)
         return self.progress.updates
 
-    def wait(self) -> int:
+    def wait(self, deadline_s: float = DEADLINE_S) -> int:
         """Exit code, once it has ended by itself."""
-        code = self.process.wait(DEADLINE_S)
+        code = self.process.wait(deadline_s)
         for reader in self._readers:
             reader.join()
         return code
