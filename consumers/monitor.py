@@ -18,9 +18,7 @@ from gorila.service import Service
 
 FLUSH_EVERY_S = 2.0
 CURVE_EVERY_S = 30.0
-FIRST_CURVE_S = (
-    5.0  # a run that is stopped early has a picture too, and a stop need not wait for matplotlib to be imported
-)
+FIRST_CURVE_S = 5.0  # a run that is stopped early has a picture too, and a stop need not wait for an import
 LEARNER_POINT_EVERY = 10  # batches: a chart of 5,000 updates needs no more
 
 
