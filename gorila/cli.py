@@ -318,6 +318,8 @@ def _add_groups() -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Entry point: errors become one line and an exit code, never a traceback."""
+    # Until a role opens its log, what the library has to say is in the one line of the error.
+    logging.getLogger("gorila").addHandler(logging.NullHandler())
     if not app.registered_groups:
         _add_groups()
     sys.exit(_exit_code(arguments))

@@ -16,6 +16,7 @@ from gorila.local.broker_process import (
     TOKEN_OPTION,
     BrokerRecord,
     answers_kafka,
+    becomes_free,
     free_port,
     is_alive,
     port_is_free,
@@ -179,7 +180,7 @@ class Broker:
         if port is not None and not port_is_free(port):
             raise LocalError(f"port {port} is in use: choose another with --port, or leave it out for a free one")
         if port is None:
-            port = last.port if last is not None and port_is_free(last.port) else free_port()
+            port = last.port if last is not None and becomes_free(last.port) else free_port()
         token, controller_port = uuid.uuid4().hex, free_port(other_than=port)
         secured = Secured.of(self.folder) or (Secured.create(self.folder) if self.secure else None)
         if secured is not None:

@@ -132,6 +132,16 @@ def port_is_free(port: int) -> bool:
     return True
 
 
+def becomes_free(port: int, within_s: float = 3.0) -> bool:
+    """`port_is_free`, with patience: a process that was killed a moment ago may still be giving its port back."""
+    deadline = time.monotonic() + within_s
+    while not port_is_free(port):
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
 # Below what kernels hand to outgoing connections (from 32,768 on Linux): a stopped broker's port must still be free when it starts again.
 FREE_PORTS = range(20_000, 32_000)
 

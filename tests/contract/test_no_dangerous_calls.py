@@ -130,7 +130,7 @@ def test_http_endpoints_listen_on_loopback_unless_told() -> None:
                     if argument.arg == "host" and isinstance(default, ast.Constant):
                         assert default.value in LOOPBACK, f"{path}: {node.name}"
                         seen += 1
-    assert seen >= 3
+    assert seen >= 2, "the rule has something to look at"
 
 
 def test_what_travels_in_a_run_s_record_has_no_key_that_holds_a_secret() -> None:

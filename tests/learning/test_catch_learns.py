@@ -17,8 +17,8 @@ pytestmark = [pytest.mark.learning, pytest.mark.timeout(600)]
 
 def test_catch_in_pixels_is_learned_through_every_topic(broker: BrokerAddress, tmp_path: Path) -> None:
     sets = (
-        "run.max_updates=1500",
-        "evaluator.min_versions=1400",
+        "run.max_updates=2500",
+        "evaluator.min_versions=2400",
         "actor.epsilon_versions=500",
         "actor.epsilon_end=0.02",
     )

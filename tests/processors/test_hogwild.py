@@ -60,7 +60,8 @@ def test_dense_and_sparse_gradients_share_the_slice() -> None:
     messages = [pair for both in zip(gradients(20), gradients(20, "top-k"), strict=True) for pair in both]
     for number, message in enumerate(messages):
         message.batch_offset = number
-    ordered, hogwild = (run(mode, "adagrad", messages)[0].state for mode in ("ordered", "hogwild"))
+    # SGD: its result does not depend on the order, which a busy machine's threads choose (AdaGrad's first step does).
+    ordered, hogwild = (run(mode, "sgd", messages)[0].state for mode in ("ordered", "hogwild"))
     assert hogwild.version == ordered.version == 40
     a, b = ordered.weights.astype(np.float64), hogwild.weights.astype(np.float64)
     assert a @ b / np.linalg.norm(a) / np.linalg.norm(b) > 0.99
