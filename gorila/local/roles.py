@@ -29,6 +29,9 @@ LONGEST_BACKOFF_S = 5.0
 SUPERVISOR_VARIABLE = "GORILA_SUPERVISOR_PID"
 # Told by other means, or the file of one process.
 OF_ONE_PROCESS = frozenset({"kafka.bootstrap_servers", "monitor.health_file"})
+# Roles that only look: on a machine with fewer cores than roles they must not hold up the loop from gradient to weights.
+EYES = frozenset({"evaluator", "monitor", "archiver"})
+EYES_NICE = 5
 REFUSED = 2  # exit code of a usage error: restarting would only repeat it
 
 
@@ -68,6 +71,8 @@ class RoleProcess:
             self._process = subprocess.Popen(
                 self.command, stdout=out, stderr=out, stdin=subprocess.DEVNULL, env=self.environ, start_new_session=True
             )
+        if self.role in EYES:
+            _give_way(self._process.pid)
 
     def watch(self, now_s: float) -> str | None:
         """Restart it when it ended and its back-off is over; returns a line to log when something happened.
@@ -190,6 +195,15 @@ def role_processes(
         log = run_dir / "logs" / f"{role}-{index}{suffix}.out"
         processes.append(RoleProcess(role, index, command, log, environ, replays, suffix=suffix))
     return processes
+
+
+def _give_way(pid: int) -> None:
+    """Lower a process's priority, and that of its session where Linux schedules by session; where the system refuses, it stays as it is."""
+    try:
+        os.setpriority(os.PRIO_PROCESS, pid, EYES_NICE)
+        Path(f"/proc/{pid}/autogroup").write_text(str(EYES_NICE))
+    except OSError:
+        return
 
 
 def stop_with_supervisor(stop: threading.Event) -> None:
