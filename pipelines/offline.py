@@ -3,178 +3,146 @@
     Source -> Load -> Draw -> WriteBatches
 
 Load fills the rings, Draw forms `updates` learner batches, WriteBatches hands them to the producer: fused into one stage, so a batch is with the
-producer before the next is drawn, and Draw waits while a learner is behind. Batch k goes to partition k mod learners, whatever the learners do: so
+producer before the next is drawn, and Draw waits while a learner is behind. With `--reprioritise`, States → RunInference → KeepValues come before Load
+(its side input): a policy file's Q values take the place of the actors', and priorities are made of them as online. This module alone of the pipeline's
+reads pixels and imports torch, and only then. Batch k goes to partition k mod learners, whatever the learners do: so
 the bytes of every partition follow from recording, configuration and seed, and a restart passes over what the log has.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import apache_beam as beam
+import numpy as np
+from apache_beam.ml.inference.base import ModelHandler, RunInference
 from apache_beam.options.pipeline_options import PipelineOptions
+from numpy.typing import NDArray
 
-from gorila.errors import BrokerError, RunError, UsageError
+from gorila.environment_facts import EnvironmentFacts
+from gorila.errors import UsageError
+from gorila.messages import TransitionBlock
+from gorila.observations import RecentFrames, inflate
 from gorila.offline import OfflineReplay
-from gorila.recording import Recording
 from gorila.service import Service
 from pipelines.elements import Drawn
-from pipelines.kafka_io import BatchWriter, LogReader
-from pipelines.offline_split import OfflineSplit, Progress, Values
+from pipelines.offline_room import OfflineRoom
+from pipelines.offline_split import Values
 from pipelines.runner import local_runner
 from pipelines.warm_up import warm_up
 
-PAUSE_S = 0.001
-LOG_EVERY_S = 10.0
-ACKNOWLEDGED_S = 30.0
-CLOSE_S = 1.0
-
-
-class OfflineRoom:
-    """Everything an offline replay holds in this process. Used by one thread.
-
-    Attributes:
-        failure: the first exception raised in one of the DoFns: the runner hands on its text only.
-        values: {(partition, offset): (q_taken, q_max)} of a policy file, instead of the actors'.
-    """
-
-    def __init__(self, service: Service, offline: OfflineReplay, recording: Recording) -> None:
-        self.service, self.offline, self.recording = service, offline, recording
-        self.split = OfflineSplit(service.config, service.name, service.facts)
-        self.failure: Exception | None = None
-        self.values: dict[tuple[int, int], Values] = {}
-        self._parts = service.config.record_parts
-        self._learners = service.config.learner.count
-        log = LogReader(service)
-        try:
-            self._have = {p: log.bounds("batches", p)[1] for p in range(self._learners)}
-            self._refuse_used(log)
-            # The newest record of each partition that a run before this one wrote: what is drawn again must be the same.
-            self._newest = {
-                p: record.value
-                for p, end in self._have.items()
-                for record in log.read("batches", p, max(0, end - 1), end)
-            }
-        finally:
-            log.close()
-        self.writer = BatchWriter(service)
-        self.finished = False
-        self._stats_due_s = 0.0
-        self._logged_s = time.monotonic()
-        self._progress = Progress("batches", offline.updates, time.monotonic())
-
-    def _refuse_used(self, log: LogReader) -> None:
-        run = self.service.run
-        actors = range(self.service.config.actor.count)
-        if any(log.bounds("transitions", p)[1] for p in actors):
-            raise RunError(f"run {run} has actors' transitions of its own: replay a recording into a new run")
-        if sum(self._have.values()) > self.offline.updates * self._parts:
-            raise RunError(f"run {run} has more batches than --updates {self.offline.updates} already: use a new run")
-
-    def load(self) -> None:
-        """The recording into the rings, then its priorities. Raises RunError, BrokerError, ConfigError."""
-        recording, log = self.recording, self.service.log
-        spans = recording.spans("transitions")
-        self.split.open(spans)
-        self._progress = Progress("records loaded", sum(s.end - s.first for s in spans.values()), time.monotonic())
-        for record in recording.records("transitions"):
-            self.split.insert(record, self.values.get((record.partition, record.offset)))
-            self._progress.done += 1
-            if self._stopped():
-                return
-        if self.offline.recorded_priorities:
-            for record in recording.records("priorities"):
-                self.split.learned(record)
-                if self._stopped():
-                    return
-        self.values.clear()
-        self.split.ready()
-        log.info(
-            "offline.loaded",
-            rows=self.split.rows,
-            partitions=len(self.split.replay.memory.rings),
-            bad_records=self.split.bad_records + recording.bad_records,
-            priorities="recorded" if self.offline.recorded_priorities else self.offline.reprioritise or "actor",
-        )
-
-    def drawn(self) -> Iterator[Drawn]:
-        """All batches that the log has not, in order, each as soon as its learner has caught up."""
-        self._progress = Progress("batches", self.offline.updates, time.monotonic())
-        for number in range(self.offline.updates):
-            partition, first = number % self._learners, number // self._learners * self._parts
-            values = [self.service.schemas.encode(record) for record in self.split.draw()]
-            there = min(len(values), max(0, self._have[partition] - first))
-            self._compare(partition, first, values[:there])
-            if there < len(values):
-                while not self.writer.take(partition, len(values) - there):
-                    if self._stopped(PAUSE_S):
-                        return
-                yield Drawn("batches", partition, None, values[there:])
-            self._progress.done += 1
-            if self._stopped():
-                return
-        self.finished = True
-
-    def _compare(self, partition: int, first: int, there: list[bytes]) -> None:
-        newest = self._have[partition] - 1 - first
-        if 0 <= newest < len(there) and self._newest.get(partition, there[newest]) != there[newest]:
-            raise RunError(
-                f"run {self.service.run} has other batches than {self.offline.source} gives with these settings: use a new run"
-                " (the end of a recording that still grows must be given, as in kafka:RUN@..END)"
-            )
-
-    def _stopped(self, pause_s: float = 0.0) -> bool:
-        """Serve delivery reports, say how far it is. Whether the process has to stop. Raises BrokerError."""
-        now_s = time.monotonic()
-        if pause_s or self._progress.done % 16 == 0:
-            self.service.health.beat()
-            self.writer.poll()
-        if now_s >= self._stats_due_s:
-            self._stats_due_s = now_s + self.service.config.replay.stats_interval_ms / 1000
-            self.publish(now_s)
-        if now_s - self._logged_s >= LOG_EVERY_S:
-            self._logged_s = now_s
-            self.service.log.info("offline.progress", at=self._progress.line(now_s))
-        stop = self.service.stop
-        return stop.wait(pause_s) if pause_s else stop.is_set()
-
-    def publish(self, now_s: float) -> None:
-        """Totals, and how far it is in the place where the live view looks for what replay does."""
-        stats = self.split.replay.stats(int(time.time() * 1000))
-        waits = self.writer.waiting_for()
-        stats.waiting_for = "; ".join(filter(None, (waits, self._progress.line(now_s))))
-        self.writer.write(Drawn("replay-stats", 0, self.service.name.encode(), [self.service.schemas.encode(stats)]))
-
-    def close(self) -> None:
-        """Everything is acknowledged, or BrokerError."""
-        left = 0
-        try:
-            if self.failure is None:
-                now_s = time.monotonic()
-                self.publish(now_s)
-                left = self.writer.drain(ACKNOWLEDGED_S if self.finished else CLOSE_S)
-                self.service.log.info("offline.stopped", at=self._progress.line(now_s), unacknowledged=left)
-                if left and self.finished:
-                    raise BrokerError(f"Kafka did not acknowledge {left} records within {ACKNOWLEDGED_S:g} s")
-        finally:
-            self.writer.close(0.0 if left else CLOSE_S)
-
-
 _rooms: dict[str, OfflineRoom] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class BlockStates:
+    """A block's states (rows, *state_shape) and actions (rows,); where it is."""
+
+    partition: int
+    offset: int
+    states: NDArray[Any]
+    action: NDArray[np.int32]
+
+
+class Stacker:
+    """States of blocks that come in the order of their partition. A lane whose block does not go on where it was begins anew."""
+
+    def __init__(self, facts: EnvironmentFacts) -> None:
+        self._facts = facts
+        self._lanes: dict[tuple[int, int], tuple[tuple[int, int], RecentFrames]] = {}
+
+    def states(self, partition: int, block: TransitionBlock) -> NDArray[Any]:
+        """(rows, *state_shape). Raises BadRecord when the block does not inflate."""
+        facts, key = self._facts, (partition, block.lane)
+        frames = inflate(block.observations)
+        goes_on, recent = self._lanes.get(key, ((-1, -1), None))
+        first = block.is_first.copy()
+        if recent is None or goes_on != (block.actor_epoch, block.first_step):
+            recent = RecentFrames(1, facts.observation_shape, np.dtype(facts.observation_dtype), facts.stack)
+            first[0] = True
+        self._lanes[key] = ((block.actor_epoch, block.first_step + len(frames)), recent)
+        return np.stack([recent.push(frames[row, None], first[row, None])[0].copy() for row in range(len(frames))])
+
+
+class States(beam.DoFn):
+    """The recording's blocks as states."""
+
+    def process(self, run: str) -> Iterator[BlockStates]:
+        """One element a block."""
+        room = _rooms[run]
+        with room.remembering():
+            stacker = Stacker(room.service.facts)
+            for record in room.recording.records("transitions"):
+                block = record.message
+                if room.service.stop.is_set():
+                    return
+                if (
+                    isinstance(block, TransitionBlock)
+                    and block.observations.shape == room.service.facts.observation_shape
+                ):
+                    states = stacker.states(record.partition, block)
+                    yield BlockStates(record.partition, record.offset, states, block.action)
+
+
+class QValues(ModelHandler[BlockStates, tuple[int, int, Values], Any]):
+    """A policy file's Q values. One block at a time whatever the size of Beam's batches: sums of other shapes differ in their last bits."""
+
+    def __init__(self, path: str, threads: int) -> None:
+        super().__init__()
+        self._path, self._threads = path, threads
+
+    def load_model(self) -> Any:
+        """The network."""
+        import torch
+
+        from gorila.policy import Policy
+
+        torch.set_num_threads(self._threads)
+        return Policy.load(self._path).network
+
+    def run_inference(
+        self, batch: Sequence[BlockStates], model: Any, inference_args: dict[str, Any] | None = None
+    ) -> Iterator[tuple[int, int, Values]]:
+        """(partition, offset, (q_taken, q_max)) of each block; q_taken is 0 where no action was taken, as an actor writes it."""
+        import torch
+
+        for block in batch:
+            with torch.inference_mode():
+                q = model(torch.from_numpy(block.states)).numpy()
+            taken = np.where(block.action >= 0, q[np.arange(len(q)), block.action], 0.0).astype(np.float32)
+            yield block.partition, block.offset, (taken, q.max(axis=1))
+
+
+class KeepValues(beam.DoFn):
+    """Into the room; nothing comes out, but Load waits for it."""
+
+    def __init__(self, run: str) -> None:
+        self._run = run
+
+    def process(self, element: tuple[int, int, Values]) -> Iterator[bytes]:
+        """One block's."""
+        partition, offset, values = element
+        _rooms[self._run].values[partition, offset] = values
+        yield from ()
+
+
+def refuse_policy(path: str, service: Service) -> None:
+    """Raises RunError, UsageError: no policy file, or one of another environment."""
+    from gorila.policy import Policy
+
+    service.facts.refuse_mismatch(Policy.load(path).facts)
 
 
 class Load(beam.DoFn):
     """The recording into the room's memory."""
 
-    def process(self, run: str) -> Iterator[str]:
+    def process(self, run: str, _values: Any = None) -> Iterator[str]:
         """The run's name, once everything is loaded."""
         room = _rooms[run]
-        try:
+        with room.remembering():
             room.load()
-        except Exception as error:
-            room.failure = room.failure or error
-            raise
         if not room.service.stop.is_set():
             yield run
 
@@ -185,12 +153,9 @@ class Draw(beam.DoFn):
     def process(self, run: str) -> Iterator[tuple[str, Drawn]]:
         """One element a learner batch."""
         room = _rooms[run]
-        try:
+        with room.remembering():
             for drawn in room.drawn():
                 yield run, drawn
-        except Exception as error:
-            room.failure = room.failure or error
-            raise
 
 
 class WriteBatches(beam.DoFn):
@@ -200,19 +165,25 @@ class WriteBatches(beam.DoFn):
         """One learner batch."""
         run, drawn = element
         room = _rooms[run]
-        try:
+        with room.remembering():
             room.writer.write(drawn)
-        except Exception as error:
-            room.failure = room.failure or error
-            raise
 
 
-def build(pipeline: beam.Pipeline, run: str) -> None:
-    """The graph; DoFns carry nothing."""
+def build(pipeline: beam.Pipeline, run: str, policy: str = "", threads: int = 1) -> None:
+    """The graph; DoFns carry strings."""
+    source = pipeline | "Source" >> beam.Create([run], reshuffle=False).with_output_types(str)
+    load = beam.ParDo(Load())
+    if policy:
+        kept = (
+            source
+            | "States" >> beam.ParDo(States())
+            | "RunInference" >> RunInference(QValues(policy, threads))
+            | "KeepValues" >> beam.ParDo(KeepValues(run)).with_output_types(bytes)
+        )
+        load = beam.ParDo(Load(), beam.pvalue.AsIter(kept))
     (
-        pipeline
-        | "Source" >> beam.Create([run], reshuffle=False).with_output_types(str)
-        | "Load" >> beam.ParDo(Load()).with_output_types(str)
+        source
+        | "Load" >> load.with_output_types(str)
         | "Draw" >> beam.ParDo(Draw()).with_output_types(tuple[str, Drawn])
         | "WriteBatches" >> beam.ParDo(WriteBatches()).with_output_types(bytes)
     )
@@ -235,13 +206,15 @@ def run_offline(service: Service, offline: OfflineReplay) -> None:
     try:
         for warning in offline.check(recording, service.config, service.facts):
             service.log.warning("offline.warning", about=warning)
+        if offline.reprioritise:
+            refuse_policy(offline.reprioritise, service)
         warm_up()
         room = OfflineRoom(service, offline, recording)
         service.health.ready()
         _rooms[service.run] = room
         try:
             pipeline = beam.Pipeline(runner=local_runner(), options=bounded_options())
-            build(pipeline, service.run)
+            build(pipeline, service.run, offline.reprioritise, service.config.learner.torch_threads)
             pipeline.run().wait_until_finish()
         except Exception as error:
             room.failure = room.failure or error

@@ -12,6 +12,7 @@ from gorila.codec import Schemas
 from gorila.environment_facts import EnvironmentFacts
 from gorila.errors import ConfigError
 from gorila.messages import Priorities
+from gorila.observations import RecentFrames, inflate
 from gorila.recording import Recorded, Span
 from gorila.seeds import generator
 from pipelines.offline_split import OfflineSplit, Progress
@@ -177,3 +178,28 @@ def test_progress_tells_the_time_left_at_the_mean_rate() -> None:
     assert progress.line(110.0) == "offline: 1,250 of 5,000 batches, 30 s left"
     progress.done = 5000
     assert progress.line(140.0) == "offline: 5,000 of 5,000 batches"
+
+
+def test_states_of_a_recording_are_stacked_as_the_actor_stacked_them() -> None:
+    from pipelines.offline import Stacker
+
+    facts = dataclasses.replace(FACTS, stack=3)
+    lane, recent = LaneWriter(), RecentFrames(1, (3,), np.int32, 3)
+    lane.episode(5).episode(2)
+    stacker = Stacker(facts)
+    for block in lane.blocks(2, 4, 3):
+        frames = inflate(block.observations)
+        wanted = [recent.push(frames[r, None], block.is_first[r, None])[0].copy() for r in range(len(frames))]
+        assert np.array_equal(stacker.states(0, block), np.stack(wanted))
+
+
+def test_a_lane_that_does_not_go_on_begins_anew_and_never_mixes_frames_over_a_gap() -> None:
+    from pipelines.offline import Stacker
+
+    stacker = Stacker(dataclasses.replace(FACTS, stack=2))
+    first, _, third = LaneWriter().episode(20).blocks(3, 3, 3)
+    stacker.states(0, first)
+    after_gap = stacker.states(0, third)
+    frames = inflate(third.observations)
+    assert np.array_equal(after_gap[0], frames[[0, 0]])
+    assert np.array_equal(after_gap[1], frames[[0, 1]])
