@@ -17,6 +17,8 @@ from gorila.topics import MAX_RECORD_BYTES
 
 STATISTICS_MS = 5000
 
+METADATA_REFRESH_MS = 5_000
+
 
 class Cluster:
     """How to reach one Kafka. Connects nothing by itself; every client of a process is made here.
@@ -59,6 +61,9 @@ class Cluster:
             "reconnect.backoff.ms": 50,
             "reconnect.backoff.max.ms": 1000,
             "topic.metadata.refresh.fast.interval.ms": 50,
+            # A broker that was held up is fenced, and its topics are "unknown" to clients that ask in that moment. librdkafka asks again at the next
+            # regular refresh only: by default five minutes later, in which a reader of assigned partitions hears nothing.
+            "topic.metadata.refresh.interval.ms": METADATA_REFRESH_MS,
             "message.max.bytes": MAX_RECORD_BYTES,
             **self._settings,
             **extra,

@@ -131,6 +131,8 @@ class Consumer:
         for partition, (offset, _) in self.committed(unsaid).items() if unsaid else ():
             starts[partition] = ck.OFFSET_BEGINNING if offset is None else offset
         consumer.incremental_assign([TopicPartition(*p, starts[p]) for p in partitions])
+        # A pause outlives the loss of a partition in librdkafka: one that was paused, lost and given back would never be read again.
+        consumer.resume([TopicPartition(*p) for p in partitions])
 
     def _revoked(self, consumer: Any, went: list[TopicPartition]) -> None:
         if self._on_revoke and went:
