@@ -30,6 +30,8 @@ LATER = AWAY | {
     KafkaError.NOT_LEADER_FOR_PARTITION,
     KafkaError.FENCED_LEADER_EPOCH,
     KafkaError.UNKNOWN_LEADER_EPOCH,
+    KafkaError.FENCED_LEADER_EPOCH,
+    KafkaError.UNKNOWN_LEADER_EPOCH,
     KafkaError.REQUEST_TIMED_OUT,
     KafkaError.CONCURRENT_TRANSACTIONS,
 }
@@ -80,18 +82,17 @@ class Link:
             self.fatal = BrokerError(f"Kafka at {self.servers} refuses user or password of {self.name}: {error.str()}")
         elif error.fatal():
             self.fatal = BrokerError(f"Kafka at {self.servers} refuses {self.name}: {error.str()}")
-        elif error.code() == KafkaError._SSL and not self.away:
-            self._not_trusted(error.str())
-        elif error.code() in AWAY and not self.away:
-            self.away = True
-            log.warning("kafka.away client=%s servers=%s reason=%r", self.name, self.servers, error.str())
+        elif error.code() == KafkaError._SSL or error.code() in AWAY:  # librdkafka uses either for a bad certificate
+            self._lost(error.str())
 
-    def _not_trusted(self, text: str) -> None:
-        """At the start the user has to mend something; later it is a broker that went away, and others may be there."""
+    def _lost(self, text: str) -> None:
+        """A certificate that is not trusted ends a client at its start: the user has to mend something. Later it is a broker that went away."""
+        if self.away and self.answered:
+            return
         why = why_not_trusted(text, self.servers, self._settings)
-        if not self.answered and why:
+        if why and not self.answered:
             self.fatal = BrokerError(f"Kafka at {self.servers} is not trusted by {self.name}: {why}")
-        else:
+        elif not self.away:
             self.away = True
             log.warning("kafka.away client=%s servers=%s reason=%r", self.name, self.servers, why or text)
 
