@@ -209,6 +209,30 @@ def test_partitions_move_between_members_and_every_record_is_read_by_one_of_them
     one.close()
 
 
+def test_a_partition_that_was_paused_and_went_and_came_back_is_read_again(
+    cluster: Cluster, topic: str, run_name: str, producer: Producer
+):
+    """Seen with a broker stopped for 15 s: the learner's partition was paused while it waited, lost, given back, and never read again."""
+    went: list[tuple[str, int]] = []
+    one = cluster.consumer(run_name, on_revoke=went.extend)
+    one.subscribe([topic])
+    while len(one.assignment()) < 2:
+        one.poll_many(1, 0.1)
+    one.pause(one.assignment())
+    two = cluster.consumer(run_name)
+    two.subscribe([topic])
+    while not two.assignment():
+        one.poll_many(1, 0.05)
+        two.poll_many(1, 0.05)
+    two.close()
+    while len(one.assignment()) < 2:
+        one.poll_many(1, 0.1)
+    producer.send(topic, b"x", partition=went[0][1])
+    producer.flush(10)
+    assert read(one, 1)[0].value == b"x"
+    one.close()
+
+
 def test_a_commit_that_comes_too_late_is_swallowed_and_counted(cluster: Cluster, topic: str, run_name: str):
     member = cluster.consumer(run_name)
     member.subscribe([topic])
