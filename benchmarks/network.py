@@ -31,6 +31,7 @@ import numpy as np
 from benchmarks.learner import PONG, RECORDED, record
 from benchmarks.shaped_link import NearBroker, ShapedLink, end, missing
 from gorila.codec import Schemas
+from gorila.errors import BrokerError
 from gorila.kafka import Cluster
 from gorila.run_record import create_run
 from gorila.settings import load_config
@@ -87,7 +88,10 @@ class Far:
         def gradients() -> int:
             if any(process.poll() is not None for process in processes):
                 raise SystemExit(f"a role ended: {log.read_text()[-2000:]}")
-            return reader.watermarks(topic, 0)[1]
+            try:
+                return reader.watermarks(topic, 0)[1]
+            except BrokerError:  # a topic made a moment ago is not known to every client yet
+                return 0
 
         while gradients() < 3:
             if time.monotonic() > deadline_s:
