@@ -10,10 +10,12 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
+from gorila.errors import BrokerError
+
 if TYPE_CHECKING:
     from gorila.kafka.cluster import Cluster
 
-ANSWER_S = 5.0
+ANSWER_S = 4.0  # before who waits (flow.ANSWER_S) stops listening
 Partition = tuple[str, int]
 
 
@@ -25,8 +27,13 @@ class CommittedOffsets:
         self._thread: ThreadPoolExecutor | None = None
 
     def now(self, partitions: Sequence[Partition], timeout_s: float = ANSWER_S) -> dict[Partition, int | None]:
-        """{partition: committed next offset, or None}. Raises BrokerError."""
-        return {where: offset for where, (offset, _) in self._consumer.committed(partitions, timeout_s).items()}
+        """{partition: committed next offset, or None}. Raises BrokerError, NotAllowed."""
+        try:
+            found = self._consumer.committed(partitions, timeout_s)
+        except BrokerError:
+            self._consumer.poll_many(1, 0.0)  # the group may not be looked at: librdkafka says so here only
+            raise
+        return {where: offset for where, (offset, _) in found.items()}
 
     def later(self, partitions: Sequence[Partition]) -> Future[dict[Partition, int | None]]:
         """As `now`, not waiting."""

@@ -16,6 +16,8 @@ from gorila.kafka.trust import why_not_trusted
 SLICE_S = 0.5
 QUEUE_KIB = 64 * 1024
 T = TypeVar("T")
+OURS = "Local: "
+"""In an error that librdkafka made itself: a handshake that timed out is called an authentication error too."""
 
 log = logging.getLogger("gorila.kafka")
 AWAY = frozenset({KafkaError._ALL_BROKERS_DOWN, KafkaError._TRANSPORT, KafkaError._RESOLVE})
@@ -78,11 +80,15 @@ class Link:
     def on_error(self, error: KafkaError) -> None:
         if self.fatal is not None:
             return
-        if error.code() == KafkaError._AUTHENTICATION:
+        if error.code() == KafkaError._AUTHENTICATION and OURS not in error.str():
             self.fatal = BrokerError(f"Kafka at {self.servers} refuses user or password of {self.name}: {error.str()}")
         elif error.fatal():
             self.fatal = BrokerError(f"Kafka at {self.servers} refuses {self.name}: {error.str()}")
-        elif error.code() == KafkaError._SSL or error.code() in AWAY:  # librdkafka uses either for a bad certificate
+        elif error.code() in (
+            *AWAY,
+            KafkaError._SSL,
+            KafkaError._AUTHENTICATION,
+        ):  # librdkafka uses either for a bad certificate
             self._lost(error.str())
 
     def _lost(self, text: str) -> None:

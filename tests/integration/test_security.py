@@ -47,11 +47,13 @@ def environment(properties: Path | None = None) -> dict[str, str]:
     return own | ({PROPERTIES_VARIABLE: str(properties)} if properties else {})
 
 
-def gorila(*words: str, cwd: Path, properties: Path | None = None) -> subprocess.CompletedProcess[str]:
+def gorila(
+    *words: str, cwd: Path, properties: Path | None = None, within_s: float = 300.0
+) -> subprocess.CompletedProcess[str]:
     """Run the real command in its own process."""
     command = [sys.executable, "-m", "gorila.cli", *words]
     return subprocess.run(
-        command, check=False, cwd=cwd, env=environment(properties), capture_output=True, text=True, timeout=300
+        command, check=False, cwd=cwd, env=environment(properties), capture_output=True, text=True, timeout=within_s
     )
 
 
@@ -369,7 +371,7 @@ def test_a_missing_right_names_what_is_missing_and_where_the_rights_are_listed(s
         producer.flush(10.0)
     producer.close()
     gate = LagGate(evaluator, f"{granted}.replay", full_name(granted, "transitions"), [0], 10)
-    with pytest.raises(NotAllowed, match=r"group granted.replay"):
+    with pytest.raises(NotAllowed, match=r"granted\.replay.*authorization failed"):
         repeat(lambda: gate.may_write(0, 100))
     reader = evaluator.consumer(f"{granted}.evaluator")
     reader.assign({(full_name(granted, "run"), 0): 0})
@@ -422,7 +424,7 @@ def test_kafka_s_tools_are_given_the_administrator_s_file(secured: Secured, gran
 
 
 def test_a_user_is_made_by_kafka_s_tool_from_a_file(secured: Secured, tmp_path: Path) -> None:
-    (tmp_path / "user").write_text("SCRAM-SHA-512=[password=of-ann]\n")
+    (tmp_path / "user").write_text("SCRAM-SHA-512=password=of-ann\n")
     words = ("--alter", "--entity-type", "users", "--entity-name", "ann", "--add-config-file", str(tmp_path / "user"))
     made = gorila("kafka", "configs", *words, cwd=tmp_path, properties=secured.client_properties())
     assert made.returncode == 0, made.stderr
@@ -446,10 +448,10 @@ def test_rights_are_taken_back(secured: Secured, tmp_path: Path) -> None:
     assert "luster authorization failed" in actor.stderr
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 def test_gorila_train_runs_on_a_secured_kafka(secured: Secured, tmp_path: Path) -> None:
-    words = ["train", "cartpole", "--steps", "1500", "--set", f"kafka.client_properties={secured.client_properties()}"]
-    ended = gorila(*words, *(word for item in SMALL[:1] for word in ("--set", item)), cwd=tmp_path)
+    words = ["train", "cartpole", "--steps", "600", "--set", f"kafka.client_properties={secured.client_properties()}"]
+    ended = gorila(*words, *(word for item in SMALL[:1] for word in ("--set", item)), cwd=tmp_path, within_s=550.0)
     assert ended.returncode == 0, ended.stderr
     [run_dir] = (tmp_path / "runs").iterdir()
     summary = json.loads((run_dir / "summary.json").read_text())
