@@ -128,7 +128,7 @@ class Replica:
         """Highest token of a tail in the log: nothing above it was ever shown."""
         self.limit = NO_TOKEN
         """What this member may show as the tail."""
-        self.is_fenced = False
+        self.is_fenced = not self._rules.fence_before_showing
         self.must_rebuild = False
         self._tokens: dict[str, int] = dict.fromkeys(view.members, NO_TOKEN)
         self._joiners: dict[str, int] = {}
@@ -240,17 +240,17 @@ class Replica:
         if own:
             self._proposed = False
         rules, current = self._rules, self.view
-        if event.epoch < current.epoch or (event.epoch == current.epoch and rules.first_of_an_epoch_wins):
+        if event.epoch <= current.epoch and rules.first_of_an_epoch_wins:
             return
         brings = any(member not in current.members for member in event.members)
         if brings and event.version < self.ceiling and rules.newcomers_have_all_that_was_shown:
-            return
-        if self.is_member and self.id not in event.members and not rules.the_removed_step_down:
             return
         self._adopt(View(event.epoch, tuple(event.members)))
 
     def _adopt(self, view: View) -> None:
         was_tail, was_member = self.is_tail, self.is_member
+        if was_member and self.id not in view.members and not self._rules.the_removed_step_down:
+            return
         self.view = view
         self._proposed = False
         self._tokens = {member: self._tokens.get(member, NO_TOKEN) for member in view.members}
@@ -259,9 +259,7 @@ class Replica:
         if was_member and not self.is_member:
             self._leave()
         if not (self.is_tail and was_tail):
-            self.is_fenced, self.limit = False, NO_TOKEN
-            if self.is_tail and not self._rules.fence_before_showing:
-                self.is_fenced = True
+            self.is_fenced, self.limit = not self._rules.fence_before_showing, NO_TOKEN
         self._watch()
         self._judge()
 
@@ -316,7 +314,7 @@ class Replica:
                 events.append(self._event("token", mine))
             spoken = self._emitted
         else:
-            changed = self._applied > self._announced and self._applied >= self.ceiling
+            changed = self._applied > self._announced and self._applied >= self.ceiling and not self._proposed
             if (beat or (token and changed)) and self._rules.the_removed_rejoin:
                 self._announced = self._applied
                 events.append(self._event("join", self._applied))

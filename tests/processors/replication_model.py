@@ -23,13 +23,14 @@ Reductions, and why nothing is lost:
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from consumers.parameter_server.chain import View
 from consumers.parameter_server.membership import Suspicion
-from consumers.parameter_server.replication import NO_TOKEN, Replica, Rules
+from consumers.parameter_server.replication import Replica, Rules
 from gorila.messages import ReplicationEvent
 
 Frozen = tuple[Any, ...]
@@ -80,6 +81,7 @@ class State(NamedTuple):
     shown: int
     owner: int
     crashes: int
+    restarts: int
     false_suspicions: int
 
 
@@ -106,21 +108,31 @@ class Report:
 
 @dataclass
 class Model:
-    """`replicas` processes, `updates` in the gradients log. `formed`: the first view exists; else the processes start on an empty log."""
+    """`replicas` processes, `updates` in the gradients log.
+
+    Attributes:
+        pace: updates between two tokens of a process.
+        formed: the first view exists, of the first `members` processes (0: all); the others want to join. False: all start on an empty log.
+        restored: version of the checkpoint from which those others started; a restart after a crash begins at 0.
+        lag: nobody is further behind the log's end than this while others go on; 0: no bound.
+    """
 
     replicas: int = 3
     updates: int = 4
     pace: int = 1
     crashes: int = 2
+    restarts: int = 2
     false_suspicions: int = 1
     rules: Rules = field(default_factory=Rules)
     formed: bool = True
-    coalesce: bool = False
+    members: int = 0
+    restored: int = 0
     lag: int = 0
     most_states: int = 0
 
     def __post_init__(self) -> None:
         self.report = Report()
+        self._started = False
         self._cores: list[Frozen] = []
         self._ids: list[str] = []
         self._tails: list[bool] = []
@@ -147,11 +159,11 @@ class Model:
     def _freeze(self, core: Replica) -> int:
         members, mine, suspicion = core.view.members, core.id, core.suspicion
         assert isinstance(suspicion, Oracle)
-        place = members.index(mine) if mine in members else len(members)
         frozen = (
             core.name, core.incarnation, core.view.epoch, members, core._applied, core.ceiling, core.limit, core.is_fenced,
-            tuple((m, core._tokens[m] if n < place else NO_TOKEN) for n, m in enumerate(members)),
-            tuple(core._joiners.items()), core._emitted, core._announced, core._proposed, core._ignored,
+            tuple((m, -1 if m == mine else token) for m, token in core._tokens.items()),
+            tuple(core._joiners.items()), core._emitted, -1 if core.is_member else core._announced, core._proposed,
+            core._ignored if core.is_tail else 0,
             suspicion.told & {*members, *core._joiners},
         )  # fmt: skip
         return self._number_of(frozen)
@@ -180,7 +192,7 @@ class Model:
             if act == "take":
                 core.take(self._events[argument])
             elif act == "apply":
-                core.applied(self._cores[number][APPLIED] + 1)
+                core.applied(self._cores[number][APPLIED] + self.pace)
             elif act == "suspect":
                 assert isinstance(core.suspicion, Oracle)
                 core.suspicion.told |= {argument}
@@ -264,18 +276,24 @@ class Model:
     # ---- the whole
 
     def start(self) -> State:
-        names = "abc"[: self.replicas]
+        names = "abc"[: self.members or self.replicas]
         view = View(int(self.formed), tuple(f"{name}.0" for name in names) if self.formed else ())
         observer = self._freeze(Replica("observer", 0, self.replicas, view=view, rules=self.rules, suspicion=Oracle()))
         dead = tuple(Dead(slot, 0) for slot in range(self.replicas))
-        state = State(dead, (), observer, -1, -1, self.crashes, self.false_suspicions)
-        for slot in range(self.replicas):
+        # Without the rule nobody is ever fenced: everybody may write.
+        owner = -1 if self.rules.fence_before_showing else -2
+        state = State(dead, (), observer, -1, owner, self.crashes, self.restarts, self.false_suspicions)
+        for slot in range(len(names) if self.formed else self.replicas):
             state = self._begin(state, slot, 0)
         if not self.formed:
             return state
         # Everybody has said, heard and shown version 0.
-        while any(p.at < len(state.log) or p.fencing for p in state.processes if isinstance(p, Process)):
-            slot = next(n for n, p in enumerate(state.processes) if p.at < len(state.log) or p.fencing)  # type: ignore[union-attr]
+        while busy := [
+            slot
+            for slot, p in enumerate(state.processes)
+            if isinstance(p, Process) and (p.at < len(state.log) or p.fencing)
+        ]:
+            slot = busy[0]
             process = state.processes[slot]
             assert isinstance(process, Process)
             if process.fencing:
@@ -286,14 +304,20 @@ class Model:
                 core, events = self._step(process.core, "take", state.log[process.at])
                 process = process._replace(at=process.at + 1)
             state = self._settle(state, slot, self._at(process, core), events)
-        tail = state.processes[-1]
+        processes = list(state.processes)
+        tail = processes[len(names) - 1]
         assert isinstance(tail, Process)
         assert tail.staged == 0
-        return state._replace(processes=(*state.processes[:-1], tail._replace(staged=-2)), shown=0)
+        processes[len(names) - 1] = tail._replace(staged=-2)
+        state = state._replace(processes=tuple(processes), shown=0)
+        for slot in range(len(names), self.replicas):
+            state = self._begin(state, slot, 0, self.restored)
+        return state
 
-    def _begin(self, state: State, slot: int, incarnation: int) -> State:
-        """A process starts: it reads the log to its end, with nothing applied, and then speaks."""
-        core = self._number_of(("abc"[slot], incarnation, *self._cores[state.observer][2:]))
+    def _begin(self, state: State, slot: int, incarnation: int, restored: int = 0) -> State:
+        """A process starts from a checkpoint: it reads the log to its end, and then speaks."""
+        known = self._cores[state.observer]
+        core = self._number_of(("abc"[slot], incarnation, *known[2:APPLIED], restored, *known[APPLIED + 1 :]))
         core, events = self._step(core, "begin")
         return self._settle(state, slot, self._at(Process(core, -1, False, len(state.log)), core), events)
 
@@ -304,8 +328,6 @@ class Model:
         processes[slot] = process
         for event in events:
             observer = self._step(observer, "take", event)[0]
-            if self.coalesce and isinstance(process, Process) and not self._tails[process.core]:
-                log = self._superseded(processes, log, self._events[event])
             log += (event,)
         read = len(log)
         for number, other in enumerate(processes):
@@ -322,9 +344,22 @@ class Model:
         if read:
             log = log[read:]
             processes = [p._replace(at=p.at - read) if isinstance(p, Process) else p for p in processes]
+        if self._cores[observer][MEMBERS] != self._cores[state.observer][MEMBERS]:
+            self._check_members(processes, observer, state.shown)
+        if self._started and (not state.restarts or not (state.crashes or any(isinstance(p, Dead) for p in processes))):
+            observer = self._members_only(observer)
         if len(log) > 1:
             log = self._sorted(log, {p.at for p in processes if isinstance(p, Process)})
         return state._replace(processes=tuple(processes), log=log, observer=observer)
+
+    def _members_only(self, observer: int) -> int:
+        """Nobody will start any more: of what a process that starts would know, only what decides on views counts."""
+        known = self._steps.get((observer, "members", None))
+        if known is None:
+            core = self._thaw(observer)
+            core._tokens, core._joiners = dict.fromkeys(core.view.members, -1), {}
+            known = self._steps[observer, "members", None] = self._freeze(core), ()
+        return known[0]
 
     def _sorted(self, log: tuple[int, ...], places: set[int]) -> tuple[int, ...]:
         """Reduction 5: neighbouring tokens by sender, wherever nobody stands between them."""
@@ -343,21 +378,6 @@ class Model:
 
     def _sender(self, number: int) -> str:
         return self._events[number].replica_id
-
-    def _superseded(
-        self, processes: list[Process | Dead], log: tuple[int, ...], event: ReplicationEvent
-    ) -> tuple[int, ...]:
-        """The log without an earlier token of the same sender which nothing but tokens came after."""
-        for place in range(len(log) - 1, -1, -1):
-            earlier = self._events[log[place]]
-            if event.kind != "token" or earlier.kind != "token":
-                break
-            if earlier.replica_id == event.replica_id:
-                for number, other in enumerate(processes):
-                    if isinstance(other, Process) and other.at > place:
-                        processes[number] = other._replace(at=other.at - 1)
-                return log[:place] + log[place + 1 :]
-        return log
 
     def _only_notes(self, before: int, after: int, number: int) -> bool:
         members, mine, event = self._cores[before][MEMBERS], self._ids[before], self._events[number]
@@ -393,7 +413,7 @@ class Model:
                     changes["shown"] = outcome.version
                 then = outcome.process._replace(at=outcome.process.at + process.at)
                 after = self._settle(state, slot, then, outcome.events)
-                if self.lag and process.at > 0 and len(after.log) > self.lag:
+                if self._is_full(state, process, outcome, after):
                     full = True
                     continue
                 yield f"{slot} {outcome.act}", after._replace(**changes) if changes else after
@@ -405,15 +425,27 @@ class Model:
                     if not events:
                         yield f"{slot} reads", self._settle(state, slot, self._at(process, core, 1), events)
 
+    def _is_full(self, state: State, process: Process, outcome: Outcome, after: State) -> bool:
+        """Whether this would leave somebody more than `lag` records behind who can read first."""
+        behind = process.at > 0 or outcome.process.at == 0
+        return bool(self.lag and outcome.events and state.log and behind and len(after.log) > self.lag)
+
     def _check_shown(self, state: State, slot: int, outcome: Outcome) -> None:
         version = outcome.version
-        cores = [p.core for n, p in enumerate(state.processes) if isinstance(p, Process) and n != slot]
-        applied = {self._ids[core]: self._cores[core][APPLIED] for core in (*cores, outcome.process.core)}
-        for member in self._cores[state.observer][MEMBERS]:
-            if applied.get(member, version) < version:
-                raise Violation(f"{version} is shown and member {member} has applied {applied[member]}")
+        processes = [*state.processes]
+        processes[slot] = outcome.process
+        self._check_members(processes, state.observer, version)
         if version < state.shown:
             raise Violation(f"{version} is shown after {state.shown}")
+
+    def _check_members(self, processes: list[Process | Dead], observer: int, shown: int) -> None:
+        """Every live member of the view as it is in the log has applied all that was shown."""
+        members = self._cores[observer][MEMBERS]
+        for process in processes:
+            if isinstance(process, Process) and self._ids[process.core] in members:
+                applied = self._cores[process.core][APPLIED]
+                if applied < shown:
+                    raise Violation(f"{shown} is shown and member {self._ids[process.core]} has applied {applied}")
 
     def failures(self, state: State) -> Iterator[tuple[str, State]]:
         """Crashes and restarts."""
@@ -424,31 +456,30 @@ class Model:
                     left = self._settle(state, slot, dead, ())
                     owner = -1 if state.owner == slot else state.owner
                     yield f"{slot} dies", left._replace(owner=owner, crashes=state.crashes - 1)
-            else:
+            elif state.restarts:
                 incarnation = process.incarnation + self.rules.a_name_for_each_membership
-                yield f"{slot} restarts", self._begin(state, slot, incarnation)
+                yield f"{slot} restarts", self._begin(state._replace(restarts=state.restarts - 1), slot, incarnation)
 
-    def explore(self) -> Report:
-        """Every reachable state. Raises Violation."""
+    def explore(self, *, deep: bool = False) -> Report:
+        """Every reachable state, in order of distance, or the newest found first: which finds a deep violation sooner. Raises Violation."""
         first = self.start()
+        self._started = True
         seen = {first}
-        level, report = [first], self.report
-        while level and not (self.most_states and len(seen) > self.most_states):
-            report.depth += 1
-            found: list[State] = []
-            for state in level:
-                went_on = False
-                for number, moves in enumerate((self.next_states(state), self.failures(state))):
-                    for _, after in moves:
-                        went_on |= number == 0 and after != state
-                        report.transitions += 1
-                        if after not in seen:
-                            seen.add(after)
-                            found.append(after)
-                if not went_on:
-                    report.ends += 1
-                    self._check_end(state)
-            level = found
+        todo, report = deque([(first, 0)]), self.report
+        while todo and not (self.most_states and len(seen) > self.most_states):
+            state, depth = todo.pop() if deep else todo.popleft()
+            report.depth = max(report.depth, depth)
+            went_on = False
+            for number, moves in enumerate((self.next_states(state), self.failures(state))):
+                for _, after in moves:
+                    went_on |= number == 0 and after != state
+                    report.transitions += 1
+                    if after not in seen:
+                        seen.add(after)
+                        todo.append((after, depth + 1))
+            if not went_on:
+                report.ends += 1
+                self._check_end(state)
         report.states = len(seen)
         return report
 
