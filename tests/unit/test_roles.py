@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gorila.config import Config
-from gorila.errors import RunError
+from gorila.errors import ConfigError, RunError
 from gorila.local.roles import CRASHES_ALLOWED, RoleProcess, instances, local_sets, role_processes, stop_all
 from gorila.settings import load_config
 
@@ -144,3 +144,16 @@ def test_a_role_s_watch_of_its_supervisor_ends_it(tmp_path: Path) -> None:
     ):
         time.sleep(0.05)
     assert not Path(f"/proc/{pid}/cmdline").exists() or not Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
+def test_a_shard_has_a_process_for_each_replica_and_each_a_name_and_a_log_of_its_own(tmp_path: Path) -> None:
+    config = load_config("cartpole", ["parameter_server.shards=2", "parameter_server.replicas=3"], {})
+    servers = [p for p in role_processes("r", config, "somewhere:1", tmp_path) if p.role == "parameter-server"]
+    assert [p.name for p in servers] == [f"parameter-server-{shard}-{n}" for shard in range(2) for n in range(3)]
+    assert len({p.log for p in servers}) == 6
+    assert [p.command[-2:] for p in servers[:3]] == [["--replica", str(n)] for n in range(3)]
+
+
+def test_more_replicas_than_a_chain_can_use_are_refused_with_the_key_and_what_is_allowed() -> None:
+    with pytest.raises(ConfigError, match=r"parameter_server\.replicas.*6.*5"):
+        load_config("cartpole", ["parameter_server.replicas=6"], {})
