@@ -26,7 +26,10 @@ if TYPE_CHECKING:
 
 DROPPED = -1
 MOST_BYTES = 32 * 1024 * 1024
-RETRY_S = 0.2
+FENCE_S = 0.12
+"""Patience with a first try at the fence, doubled each time. When the predecessor died within a transaction, the try itself makes the broker abort it, which takes
+milliseconds; librdkafka asks again only after 500 ms, another producer at once."""
+LONGEST_FENCE_S = 30.0
 COMMIT_S = 10.0
 OnDelivery = Callable[[int, int], None]
 
@@ -161,13 +164,16 @@ class GuardedSender:
         return batch
 
     def _fence(self, asked: int) -> Producer | None:
+        fence_s = FENCE_S
         while True:
             try:
-                producer = self._cluster.producer(transactional_id=self._id)
+                producer = self._cluster.producer(transactional_id=self._id, fence_s=fence_s)
             except BrokerError as error:
-                self._log.warning("fence.failed", id=self._id, reason=str(error))
+                if fence_s > 4 * FENCE_S:
+                    self._log.warning("fence.failed", id=self._id, reason=str(error))
+                fence_s = min(2 * fence_s, LONGEST_FENCE_S)
                 with self._wake:
-                    self._wake.wait(RETRY_S)
+                    self._wake.wait(0.02 if fence_s < 1.0 else 1.0)
                     if self._closing or not self._wanted or self._asked != asked:
                         return None
                 continue

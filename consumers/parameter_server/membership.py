@@ -1,4 +1,4 @@
-"""Who is to leave a chain: members that are silent, and members whose state is not what the others' is. Pure; see replication.py for what is done about it.
+"""Who is to leave a chain: members that are silent, and members whose state is not what the others' is. Pure; see rules.py for what is done about it.
 
 Both verdicts are drawn from the replication log alone, in its order. Nobody's clock says that somebody else is late: what counts is how often *my own*
 heartbeats have come back through the log with nothing of the other's between them. When the broker stalls, mine do not come back either.

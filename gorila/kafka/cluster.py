@@ -87,13 +87,20 @@ class Cluster:
         }
 
     def producer(
-        self, *, transactional_id: str | None = None, linger_ms: float = 0, watched: str = "producer"
+        self,
+        *,
+        transactional_id: str | None = None,
+        linger_ms: float = 0,
+        watched: str = "producer",
+        fence_s: float = 60.0,
     ) -> Producer:
         """An idempotent producer; with an id, a transactional one (which fences its predecessor: may take a second).
 
-        `watched`: see statistics_settings.
+        Args:
+            watched: see statistics_settings.
+            fence_s: BrokerError when fencing takes longer.
         """
-        return Producer(self, transactional_id, linger_ms, watched)
+        return Producer(self, transactional_id, linger_ms, watched, fence_s)
 
     def consumer(
         self,

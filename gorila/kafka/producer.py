@@ -25,7 +25,9 @@ Headers = Sequence[tuple[str, bytes]]
 class Producer:
     """Sends records; see rule 1."""
 
-    def __init__(self, cluster: Cluster, transactional_id: str | None, linger_ms: float, watched: str) -> None:
+    def __init__(
+        self, cluster: Cluster, transactional_id: str | None, linger_ms: float, watched: str, fence_s: float
+    ) -> None:
         extra: dict[str, Any] = {
             "enable.idempotence": True,
             "acks": "all",
@@ -51,7 +53,9 @@ class Producer:
         self._failed: BrokerError | None = None
         self._producer = ck.Producer(settings, logger=library_log)
         if transactional_id:
-            patiently(self._producer.init_transactions, cluster.bootstrap_servers, f"fencing {transactional_id}", 60)
+            patiently(
+                self._producer.init_transactions, cluster.bootstrap_servers, f"fencing {transactional_id}", fence_s
+            )
 
     @property
     def outstanding(self) -> int:

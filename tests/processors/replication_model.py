@@ -30,7 +30,8 @@ from typing import Any, NamedTuple
 
 from consumers.parameter_server.chain import View
 from consumers.parameter_server.membership import Suspicion
-from consumers.parameter_server.replication import Replica, Rules
+from consumers.parameter_server.replication import Replica
+from consumers.parameter_server.rules import Rules
 from gorila.messages import ReplicationEvent
 
 Frozen = tuple[Any, ...]

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from consumers.parameter_server.checkpoints import ShardState, newest_complete, to_manifest, to_parts
 from consumers.parameter_server.optimizers import make_optimizer, settings_json
 from consumers.parameter_server.replicated_shard import Diverged, ReplicatedShard, Showing
-from consumers.parameter_server.replication import Pace, Replica, Rules
+from consumers.parameter_server.replication import Replica
+from consumers.parameter_server.rules import Pace, Rules
 from consumers.parameter_server.shard import Shard
 from gorila.compression import codec
 from gorila.config import Config

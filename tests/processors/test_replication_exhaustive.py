@@ -15,7 +15,7 @@ from heartbeat_model import HeartbeatModel
 from replication_model import Model, Violation
 
 from consumers.parameter_server.membership import Suspicion
-from consumers.parameter_server.replication import Rules
+from consumers.parameter_server.rules import Rules
 
 SCENARIOS: dict[str, dict[str, Any]] = {
     "three, two crashes": {"pace": 2, "crashes": 2, "restarts": 0, "false_suspicions": 0},
