@@ -13,12 +13,17 @@ Reductions, and why nothing is lost:
 2. What a process does until somebody can notice is one step: it reads, applies and suspects in every order, until it sends, shows or fences. Others
    cannot tell when the rest happened; between such steps a process counts as having applied only what it had at its last one, which is the worst case
    for what others show.
-3. A read that changes nothing is done at once, and so is one that is only noted: a token of somebody else than the predecessor, a request to join that
-   does not come to the tail, the tail's own token. It shows nobody anything, forbids nothing, and commutes with whatever else can happen.
-4. What can no longer matter is forgotten: log that all have read, suspicion of names that are nobody's, tokens of members behind one's own place (the
-   order of members never changes).
-5. Time is gone. A token goes out at every `pace` updates, never late: a slow sender is a slow process. Suspicion of a dead process comes at any moment to
-   anybody; of a live one `false_suspicions` times. The counting of heartbeats which does that in production is explored by itself (`Beats`).
+3. A read that changes nothing is done at once, and so is one that is only noted: a token of somebody else than the predecessor (for an outsider: than the
+   tail), a request to join that does not come to a tail which may heed it, the tail's own token. It shows nobody anything, forbids nothing, and commutes
+   with whatever else can happen.
+4. Neighbouring tokens of different senders between which nobody stands are kept in one order: no reader heeds more than one of them.
+5. What can no longer matter is forgotten: log that all have read, suspicion of names that are nobody's, what a starting process would know when none can
+   start any more.
+6. Time is gone. A token goes out at every `pace` updates, never late: a slow sender is a slow process; and as nobody can tell versions between two tokens
+   apart, `pace` updates are applied in one step. Suspicion of a dead process comes at any moment to anybody; of a live one `false_suspicions` times. The
+   counting of heartbeats which does that in production is explored by itself, under a stall of the broker (heartbeat_model.py).
+
+Bounds, which do leave something out: the numbers of a scenario, and `lag` where it is given.
 """
 
 from __future__ import annotations
@@ -363,7 +368,7 @@ class Model:
         return known[0]
 
     def _sorted(self, log: tuple[int, ...], places: set[int]) -> tuple[int, ...]:
-        """Reduction 5: neighbouring tokens by sender, wherever nobody stands between them."""
+        """Reduction 4: neighbouring tokens by sender, wherever nobody stands between them."""
         made: list[int] = []
         run: list[int] = []
         for place, number in enumerate(log):
