@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import random
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -22,6 +21,7 @@ from gorila.codec import Schemas
 from gorila.errors import OffsetGone, RunError, UsageError
 from gorila.kafka import Cluster
 from gorila.local.broker import BrokerAddress
+from gorila.local.broker_process import free_port
 from gorila.messages import Episode, Priorities
 from gorila.recording import TOPICS, KafkaRecording, ParquetRecording, Range, Recording
 from gorila.recording.columns import columns_of
@@ -204,8 +204,7 @@ def records_read(port: int) -> float:
 
 def test_a_stop_writes_what_is_buffered_and_commits_it_and_a_start_repeats_nothing(recorded: Recorded) -> None:
     recorded.write(30)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     recorded.start("archive.file_age_s=3600", f"monitor.metrics_port={port}")
     recorded.until_ready()
     recorded.write(30)

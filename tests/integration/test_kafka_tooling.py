@@ -9,7 +9,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -25,7 +24,8 @@ from gorila.codec import HEADER, schema_id
 from gorila.kafka import Cluster
 from gorila.local.broker import BrokerAddress
 from schemas import text as schema_text
-from tests.integration.training import Training
+from tests.integration.free_ports import free_ports
+from tests.integration.training import ROLES, Training
 
 PATIENCE_S = 150.0
 pytestmark = pytest.mark.timeout(400)
@@ -85,8 +85,7 @@ def until(what: str, happened: Callable[[], Any]) -> Any:
 @pytest.fixture(scope="module")
 def live(broker: BrokerAddress, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Training]:
     """A run that learns, gently."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_ports(len(ROLES))
     sets = ["actor.max_steps_per_s=300", "evaluator.min_versions=1000000", f"monitor.metrics_port={port}"]
     words = [word for item in sets for word in ("--set", item)]
     training = Training(broker.bootstrap_servers, tmp_path_factory.mktemp("live"), "cartpole", *words)

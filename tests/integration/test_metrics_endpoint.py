@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import time
 import urllib.error
@@ -22,6 +21,7 @@ import yaml
 from deploy.dashboards import streaming, training
 from gorila.local.broker import BrokerAddress
 from gorila.metrics import METRICS
+from tests.integration.free_ports import free_ports
 from tests.integration.training import ROLES, Training
 from tests.unit.deploy_facts import DEPLOY, queries
 
@@ -37,22 +37,6 @@ EVENTS = {
     "replay_new_share_target",
     "learner_batches_refused",
 }
-
-
-def free_ports(count: int) -> int:
-    """The first of `count` ports in a row that nobody listens on."""
-    for first in range(29_000, 32_000, count):
-        sockets = [socket.socket() for _ in range(count)]
-        try:
-            for number, taken in enumerate(sockets):
-                taken.bind(("127.0.0.1", first + number))
-        except OSError:
-            continue
-        finally:
-            for taken in sockets:
-                taken.close()
-        return first
-    raise AssertionError("no free ports")
 
 
 def get(port: int, path: str) -> tuple[int, str]:

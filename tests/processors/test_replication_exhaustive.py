@@ -28,6 +28,9 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     "two, a crash, a restart, one false suspicion": {
         "replicas": 2, "pace": 4, "crashes": 1, "restarts": 1, "false_suspicions": 1, "lag": 2,
     },
+    "two, two crashes, two restarts, one false suspicion": {
+        "replicas": 2, "pace": 4, "crashes": 2, "restarts": 2, "false_suspicions": 1, "lag": 1,
+    },
     "two, a crash, one false suspicion, a token an update": {
         "replicas": 2, "pace": 1, "crashes": 1, "restarts": 0, "false_suspicions": 1, "lag": 1,
     },
