@@ -24,13 +24,14 @@ from pathlib import Path
 import numpy as np
 import psutil
 
+from benchmarks.load.learners import SyntheticLearner
 from gorila.codec import Schemas
 from gorila.config import Config
 from gorila.environment_facts import EnvironmentFacts
 from gorila.flow import LagGate
 from gorila.kafka import Cluster
 from gorila.local.broker import Broker
-from gorila.messages import Priorities, TransitionBlock
+from gorila.messages import TransitionBlock
 from gorila.observations import compress
 from gorila.run_record import create_run
 from gorila.settings import load_config
@@ -93,46 +94,19 @@ def write_blocks(cluster: Cluster, run: str, config: Config, pace: float, second
 
 def read_batches(cluster: Cluster, run: str, config: Config, seconds: float) -> None:
     """The learner's side. One JSON line: rows read, and (timestamp in ms, population) of each record."""
-    schemas, producer = Schemas(), cluster.producer()
-    consumer = cluster.consumer(group_name(run, "learner"), instance_id="learner-0")
-    topic, priorities = full_name(run, "batches"), full_name(run, "priorities")
-    consumer.subscribe([topic])
-    parts: list[dict[str, list[int]]] = []
+    producer = cluster.producer()
     seen: list[tuple[float, int]] = []
-    rng = np.random.default_rng(1)
-    rows, position, committed_s, start = 0, None, 0.0, time.monotonic()
+    learner = SyntheticLearner(
+        cluster, run, config, 0, Schemas(), producer,
+        lambda record, batch: seen.append((record.timestamp_ms, batch["population"])),
+    )  # fmt: skip
+    start = time.monotonic()
     while time.monotonic() - start < seconds:
-        for record in consumer.poll_many(config.record_parts, 0.005):
-            batch, _ = schemas.decode_plain(record.value or b"")
-            seen.append((record.timestamp_ms, batch["population"]))
-            rows += len(batch["row"])
-            parts.append(batch)
-            if batch["part"] == batch["parts"] - 1:
-                columns = {
-                    name: np.concatenate([part[name] for part in parts]) for name in ("partition", "offset", "row")
-                }
-                errors = rng.exponential(size=len(columns["row"])).astype(np.float32)
-                learned = Priorities(
-                    "learner-0",
-                    0,
-                    record.offset,
-                    0,
-                    **columns,
-                    td_error=errors,
-                    loss=0.0,
-                    gradient_norm=0.0,
-                    rejected=False,
-                    busy_fraction=0.0,
-                )
-                producer.send(priorities, schemas.encode(learned), partition=0)
-                parts, position = [], record.offset + 1
+        learner.turn(0.005)
         producer.poll(0)
-        if position is not None and time.monotonic() - committed_s > config.learner.commit_interval_ms / 1000:
-            consumer.commit({(topic, 0): position})
-            position, committed_s = None, time.monotonic()
     producer.flush(10)
-    consumer.close()
-    print(json.dumps({"rows": rows, "seen": seen}), flush=True)
+    learner.close()
+    print(json.dumps({"rows": learner.rows, "seen": seen}), flush=True)
 
 
 def append_times_ms(cluster: Cluster, run: str, blocks: int) -> list[int]:
@@ -272,8 +246,8 @@ def main() -> None:
         if given.bootstrap_servers:
             result = measure(given.bootstrap_servers, given.quick, Path(folder))
         else:
-            with Broker(Path(folder) / "broker") as address:
-                result = measure(address.bootstrap_servers, given.quick, Path(folder))
+            with Broker(Path(folder) / "broker") as broker:
+                result = measure(broker.start().bootstrap_servers, given.quick, Path(folder))
     print(json.dumps(result))
 
 
