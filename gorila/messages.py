@@ -191,10 +191,15 @@ class ReplayStats:
     stale_priorities: int
     waiting_for: str
     memory_bytes: int
+    next_offsets: I64 = field(default_factory=lambda: np.zeros(0, np.int64))
+    counted_offsets: I64 = field(default_factory=lambda: np.zeros(0, np.int64))
+    wants_transitions: bool = True
 
     def check(self) -> None:
         """Raises BadRecord."""
         _same_length(len(self.actors), sampleable=self.sampleable, mass=self.mass, inserts=self.inserts)
+        if len(self.next_offsets) or len(self.counted_offsets):  # records of before have neither
+            _same_length(len(self.actors), next_offsets=self.next_offsets, counted_offsets=self.counted_offsets)
         _finite(mass=self.mass)
         _require(bool((self.mass >= 0).all()), "a mass is negative")
 

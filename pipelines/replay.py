@@ -73,6 +73,9 @@ class ReplaySplit:
         self._form = (facts.observation_dtype, facts.observation_shape) if facts else None
         self._actions = facts.actions if facts else None
         self._inserts: dict[int, int] = {}
+        self._counted: dict[
+            int, int
+        ] = {}  # partition → offset below which rows were counted as inserts, here or by another split
         self._inserts_total = self._samples_total = self._batches_total = self._stale = 0
         self._drawn_rows = self._drawn_new = 0.0
 
@@ -102,7 +105,8 @@ class ReplaySplit:
         Args:
             timestamp_ms: the broker's append time.
             block: None for a poison or control record: only the expected offset moves.
-            new: False for rows read to fill a gap or after a restart: they count for no samples.
+            new: False for rows read to fill a gap or after a restart: they count for no samples. Nor do rows that were counted before,
+                whoever has them read again: an operator's `--to-earliest`, a commit that was lost with its process.
 
         Raises:
             Gap: the log between must be handed in first (or skipped, where it has none).
@@ -119,7 +123,9 @@ class ReplaySplit:
             return
         self._refuse_foreign(block)
         transitions = self.memory.insert(ring, offset, timestamp_ms, block)
-        if new:
+        counted = self._counted.get(partition, 0)
+        self._counted[partition] = max(counted, offset + 1)
+        if new and offset >= counted:
             self._inserts[partition] = self._inserts.get(partition, 0) + transitions
             self._inserts_total += transitions
             self.rates.inserted(transitions, self._share().weight)
@@ -161,6 +167,7 @@ class ReplaySplit:
     def other_split(self, stats: ReplayStats) -> None:
         """Take another split's newest stats (its own come back too: ignored)."""
         alone = not self._others
+        self._know_counted(stats)
         inserted = self._others.take(stats)
         self._others_changed()
         if alone and self._others:
@@ -175,7 +182,12 @@ class ReplaySplit:
         self._samples_total = stats.samples_total
         self._batches_total = stats.batches_total
         self._stale = stats.stale_priorities
+        self._know_counted(stats)
         self.rates.restore(stats.inserts_total, stats.samples_total)
+
+    def _know_counted(self, stats: ReplayStats) -> None:
+        for name, offset in zip(stats.actors, stats.counted_offsets.tolist(), strict=False):  # none in old records
+            self._counted[int(name)] = max(self._counted.get(int(name), 0), offset)
 
     def _others_changed(self) -> None:
         self._summary = self._others.summary({str(partition) for partition in self.memory.rings})
@@ -276,6 +288,9 @@ class ReplaySplit:
             stale_priorities=self._stale,
             waiting_for=self.waiting_for(),
             memory_bytes=self.memory.memory_bytes,
+            next_offsets=np.array([ring.next_offset for ring in rings], np.int64),
+            counted_offsets=np.array([self._counted.get(ring.partition, 0) for ring in rings], np.int64),
+            wants_transitions=self.wants_transitions(),
         )
 
     def oldest_timestamp_ms(self) -> int | None:

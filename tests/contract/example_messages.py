@@ -80,6 +80,9 @@ def example_messages() -> list[Message]:
             3,
             "learner",
             999,
+            i64(7, 8),
+            i64(9, 8),
+            False,
         ),
         Gradient(1, "learner-0", 2, 2**43, 11, 128, 3, "fp32", f32(1, 2, 3).tobytes(), 0.5, 0.25),
         Weights(

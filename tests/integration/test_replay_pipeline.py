@@ -328,6 +328,67 @@ def test_what_an_operator_committed_is_obeyed_and_the_ring_is_filled_from_before
     assert "replay.operator_reset_obeyed" in capfd.readouterr().err
 
 
+def test_reset_to_the_earliest_offset_it_reads_all_again_and_counts_no_insert_twice(
+    make_run: Callable[..., Run],
+) -> None:
+    """Samples per insert would be wrong for the rest of the run."""
+    run = make_run("replay.max_lag_batches=1000")
+    for _ in range(20):  # more than the ring holds
+        run.block()
+    records = run.read("transitions", lambda found: len(found) == 20)
+    # Its life before, outside the group: a static member would keep the group from the operator for ten seconds.
+    first = SplitRoom(run.service(), "replay-0")
+    for drawn in first.handle(Chunk(0, 0, {0: 0}, records)):
+        first.writer.write(drawn)
+    first.close()
+    before = run.newest_stats()
+    assert before.inserts_total == 20 * 16
+    run.commit("replay", "transitions", 0, metadata="")
+    with run.replay() as room:
+        until(lambda: room.positions() == {0: 20} and run.committed() == 20, "everything to be read again")
+        run.block()
+        until(lambda: run.newest_stats().inserts_total > 20 * 16, "the new block to be handled")
+    after = run.newest_stats()
+    assert after.inserts_total == 21 * 16
+    assert 0 <= after.samples_total - before.samples_total <= 8 * 16 + 32, "drawn for the one new block only"
+
+
+def test_priorities_of_rows_that_are_not_in_memory_are_counted_and_never_dead_letters(
+    make_run: Callable[..., Run],
+) -> None:
+    """Learned while replay was down, of rows the ring has lost since, of a poisoned record, of a record never written."""
+    run = make_run()
+    for _ in range(20):
+        run.block()
+    poison = run.send("transitions", b"not avro at all")
+    run.block()
+    rows = np.arange(16, dtype=np.int32)
+
+    def learned(offset: int, row: np.ndarray = rows) -> int:
+        columns = np.zeros(len(row), np.int32), np.full(len(row), offset, np.int64), row.astype(np.int32)
+        message = Priorities("learner-0", 0, 0, 1, *columns, np.ones(len(row), np.float32), 0.1, 1.0, False, 0.5)
+        return run.send("priorities", run.schemas.encode(message))
+
+    gone = (0, poison, 10_000)
+    for offset in gone:  # before it ever ran: recovery reads these again
+        learned(offset)
+    with run.replay() as room:
+        until(lambda: run.committed() == 22, "the blocks to be handled")
+        before = run.newest_stats().stale_priorities
+        for offset in gone:
+            learned(offset)
+        learned(poison + 1, rows + 1_000)
+        last = learned(poison + 1, rows[:4])
+        until(lambda: room._priorities_next == last + 1, "the priorities to be handled")
+        a_turn_of(room)
+        leaves = fingerprint(room.replay)
+        until(lambda: run.newest_stats().stale_priorities == before + 4 * 16, "all of them to be counted")
+        room.replay.check_valid()
+        assert fingerprint(room.replay) == leaves
+    assert [r.value for r in run.read("dead-letters", bool)] == [b"not avro at all"]
+    assert run.end("dead-letters") == 1
+
+
 def test_poison_goes_to_dead_letters_and_the_offset_moves_on(make_run: Callable[..., Run]) -> None:
     run = make_run()
     run.block()

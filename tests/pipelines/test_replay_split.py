@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from itertools import pairwise
 from typing import Any
 
@@ -94,7 +95,7 @@ def test_a_block_that_cannot_be_used_moves_the_offset_on_and_changes_nothing_els
     with pytest.raises(BadRecord, match=r"\(1, 3\)"):
         replay.insert(0, 2, 0, wrong_shape)
     assert replay.next_offset(0) == 3
-    assert repr(replay.stats(0)) == repr(before)
+    assert repr(replay.stats(0)) == repr(dataclasses.replace(before, next_offsets=np.array([3])))
 
 
 def test_rows_the_log_no_longer_has_leave_the_ring_counted() -> None:
@@ -116,6 +117,51 @@ def test_inserts_count_transitions_once_and_not_what_fills_a_gap() -> None:
     transitions = sum(int((~block.is_last).sum()) for block in blocks[3:])
     assert replay.stats(0).inserts_total == replay.stats(0).inserts.sum() == transitions
     assert replay.rates.error == transitions * 8.0
+
+
+def test_rows_an_operator_has_read_again_are_no_new_inserts_and_those_after_them_are() -> None:
+    """`--to-earliest`: samples per insert is about experience made, not about records read."""
+    blocks = lane_blocks(0, 12)
+    before = split()
+    feed(before, 0, blocks[:8], start=100)
+    drawn = len(before.draw(10_000))
+    said = before.stats(1)
+    again = split()
+    again.restore_totals(said)
+    feed(again, 0, blocks[:8], start=100)
+    assert again.stats(2).inserts_total == said.inserts_total
+    assert not again.draw(10_000), f"{drawn} batches were drawn of these rows before"
+    feed(again, 0, blocks[8:])
+    transitions = sum(int((~block.is_last).sum()) for block in blocks)
+    assert again.stats(3).inserts_total == again.stats(3).inserts.sum() == transitions
+    assert drawn + len(again.draw(10_000)) == transitions * 8 // 32
+
+
+def test_rows_another_split_counted_are_not_counted_again_by_the_one_that_takes_the_actor_over() -> None:
+    blocks = lane_blocks(0, 12)
+    old, new = split("replay-0"), split("replay-1")
+    feed(old, 0, blocks[:8])
+    new.other_split(old.stats(1))
+    feed(new, 0, blocks, start=0)
+    assert new.stats(2).inserts_total == sum(int((~block.is_last).sum()) for block in blocks[8:])
+    # Killed while it reads again, it says what was counted, not how far it has come.
+    third = split("replay-0")
+    third.other_split(new.stats(3))
+    third.open_ring(0, 2)
+    assert third.stats(4).counted_offsets.tolist() == [12]
+    assert third.stats(4).next_offsets.tolist() == [2]
+
+
+def test_stats_of_before_offsets_were_said_are_still_taken() -> None:
+    replay = split()
+    feed(replay, 0, lane_blocks(0, 4))
+    old = dataclasses.replace(
+        replay.stats(1), next_offsets=np.zeros(0, np.int64), counted_offsets=np.zeros(0, np.int64)
+    )
+    old.check()
+    again = split()
+    again.restore_totals(old)
+    assert again.stats(2).inserts_total == old.inserts_total
 
 
 def test_a_split_recovered_from_the_log_equals_the_one_that_was_lost() -> None:
