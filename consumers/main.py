@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from gorila.service import Service
+    from gorila.weights_history import History, Progress
 
 
 def run_learner(service: Service) -> None:
@@ -41,3 +42,10 @@ def run_archiver(service: Service) -> None:
     from consumers.archiver_service import run_archiver_service
 
     run_archiver_service(service)
+
+
+def time_travel(service: Service, progress: Progress) -> History:
+    """See consumers/parameter_server/time_travel.py."""
+    from consumers.parameter_server.time_travel import TimeTravel
+
+    return TimeTravel(service, progress)

@@ -307,10 +307,12 @@ def _add_groups() -> None:
     from gorila.local.broker_commands import add_kafka_command, broker_app
     from gorila.local.watch_commands import register as register_watch
     from gorila.topic_commands import register_cat, topics_app
+    from gorila.weights_commands import weights_app
 
     app.add_typer(broker_app, name="broker")
     app.add_typer(topics_app, name="topics")
     app.add_typer(export_app, name="export")
+    app.add_typer(weights_app, name="weights")
     register_cat(app)
     register_watch(app)
     add_kafka_command(app)

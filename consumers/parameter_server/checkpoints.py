@@ -138,7 +138,7 @@ def to_ledger(state: ShardState, optimizer: str, time_ms: int) -> CheckpointLedg
 
 
 class Incomplete(Exception):
-    """A manifest's parts are not all there, or do not give its hash. Never leaves this file."""
+    """A manifest's parts are not all there, or do not give its hash. Raised by `restored` alone."""
 
 
 def _assemble(
@@ -189,6 +189,24 @@ def _assemble(
     return state
 
 
+def restored(
+    log: Log, low: int, offset: int, manifest: CheckpointManifest, *, moments: tuple[str, ...], optimizer: str
+) -> ShardState:
+    """The state of a manifest at `offset` of the `checkpoints` partition that begins at `low`.
+
+    Raises:
+        Incomplete: its parts are not all there, or do not give its hash.
+        RunError: it was made with other optimiser settings.
+    """
+    parts = [
+        message
+        for _, message in log(max(low, manifest.first_part_offset), offset)
+        if isinstance(message, CheckpointPart)
+        and (message.shard_id, message.version) == (manifest.shard_id, manifest.version)
+    ]
+    return _assemble(manifest, parts, moments, optimizer)
+
+
 def newest_complete(
     log: Log,
     low: int,
@@ -219,14 +237,7 @@ def newest_complete(
             if manifest.shard_id != shard_id:
                 continue
             try:
-                first = max(low, manifest.first_part_offset)
-                parts = [
-                    message
-                    for _, message in log(first, offset)
-                    if isinstance(message, CheckpointPart)
-                    and (message.shard_id, message.version) == (shard_id, manifest.version)
-                ]
-                return _assemble(manifest, parts, moments, optimizer)
+                return restored(log, low, offset, manifest, moments=moments, optimizer=optimizer)
             except Incomplete as reason:
                 ignored(
                     f"checkpoint of version {manifest.version} at offset {offset} is not whole ({reason}); using the one before"
