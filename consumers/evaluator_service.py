@@ -10,12 +10,15 @@ from numpy.typing import NDArray
 
 from consumers.evaluator import EvaluatorCore, wall_ms
 from gorila.environments import make_lanes
+from gorila.errors import UsageError
 from gorila.kafka import Producer
 from gorila.messages import Evaluation
-from gorila.policy import save_weights
+from gorila.policy import notes_of, save_weights
 from gorila.processor import Outgoing
 from gorila.service import Service
 from gorila.weights_sampler import WeightsSampler
+
+WEIGHTS_FILE = "weights.safetensors"
 
 
 def run_evaluator_service(service: Service) -> None:
@@ -34,7 +37,7 @@ def run_evaluator_service(service: Service) -> None:
     producer = service.cluster.producer(watched="")  # idle, it is not polled
     evaluated = -1
     next_s = 0.0
-    service.log.info("ready", threshold=config.evaluator.threshold)
+    service.log.info("ready", threshold=config.evaluator.threshold, best=keeper.best, solved=keeper.solved)
     service.health.ready()
     while not service.stop.is_set():
         service.health.beat()
@@ -60,26 +63,43 @@ def run_evaluator_service(service: Service) -> None:
 class PolicyKeeper:
     """Keeps the best policy as a file: the confirmed one for good, until then the one with the best screening.
 
-    The file is written before the record that tells of it is sent: who reads of a solved run finds its weights.
+    The file is written before the record that tells of it is sent: who reads of a solved run finds its weights. It also says what it was kept for,
+    so that an evaluator that is started again does not put a worse policy in its place.
     """
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._best = float("-inf")
-        self._solved = False
+        self._path = None if service.run_dir is None else service.run_dir / WEIGHTS_FILE
+        self.best, self.solved = self._remembered()
+
+    def _remembered(self) -> tuple[float, bool]:
+        """(best return, whether it was a confirmed one) of the file an evaluator of this run left."""
+        try:
+            notes = notes_of(self._path) if self._path is not None and self._path.exists() else {}
+            if notes.get("run") == self._service.run:
+                return float(notes["return_mean"]), notes["solved"] == "yes"
+        except (UsageError, KeyError, ValueError):
+            pass  # not a file of ours: it is overwritten
+        return float("-inf"), False
 
     def look(self, records: list[Outgoing], flat: NDArray[np.float32]) -> None:
         """Save the evaluated weights (P,) if one of the records says that they are worth it."""
         for record in records:
             evaluation = record.message
-            if not isinstance(evaluation, Evaluation) or self._solved or self._service.run_dir is None:
+            if not isinstance(evaluation, Evaluation) or self.solved or self._path is None:
                 continue
-            self._solved = evaluation.solved
-            better = evaluation.phase == "screen" and evaluation.return_mean > self._best
-            if self._solved or better:
-                self._best = max(self._best, evaluation.return_mean)
-                path = self._service.run_dir / "weights.safetensors"
-                save_weights(path, flat, evaluation.weights_version, self._service.config, self._service.facts)
+            self.solved = evaluation.solved
+            better = evaluation.phase == "screen" and evaluation.return_mean > self.best
+            if self.solved or better:
+                self.best = max(self.best, evaluation.return_mean)
+                notes = {
+                    "run": self._service.run,
+                    "return_mean": repr(evaluation.return_mean),
+                    "episodes": str(evaluation.episodes),
+                    "solved": "yes" if self.solved else "no",
+                }
+                config, facts = self._service.config, self._service.facts
+                save_weights(self._path, flat, evaluation.weights_version, config, facts, notes)
 
 
 def _send(service: Service, producer: Producer, records: list[Outgoing]) -> None:

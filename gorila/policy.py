@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,12 +32,24 @@ from gorila.settings import canonical_json, validate
 FORMAT = "gorila-weights-1"
 
 
-def save_weights(path: Path, flat: NDArray[np.float32], version: int, config: Config, facts: EnvironmentFacts) -> None:
-    """Write a policy file whole or not at all: temporary name, fsync, rename."""
+def save_weights(
+    path: Path,
+    flat: NDArray[np.float32],
+    version: int,
+    config: Config,
+    facts: EnvironmentFacts,
+    notes: Mapping[str, str] | None = None,
+) -> None:
+    """Write a policy file whole or not at all: temporary name, fsync, rename.
+
+    Args:
+        notes: further metadata, such as what an evaluation of these weights came to; `notes_of` reads them.
+    """
     network = build_network(config, facts)
     load_flat(network, flat)
     tensors = {name: tensor.detach().clone().contiguous() for name, tensor in network.body.state_dict().items()}
     metadata = {
+        **(notes or {}),
         "format": FORMAT,
         "version": str(version),
         "config": canonical_json(config),
@@ -52,6 +65,11 @@ def save_weights(path: Path, flat: NDArray[np.float32], version: int, config: Co
 def version_of(path: Path) -> int:
     """Global version of the weights in a policy file. Raises UsageError."""
     return int(_metadata(path)["version"])
+
+
+def notes_of(path: Path) -> dict[str, str]:
+    """All metadata of a policy file. Raises UsageError."""
+    return _metadata(path)
 
 
 def _metadata(path: Path | str) -> dict[str, str]:

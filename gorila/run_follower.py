@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -14,11 +15,15 @@ from gorila.run_progress import RunProgress
 from gorila.service import Service
 from gorila.topics import BY_NAME, full_name, group_name
 
+log = logging.getLogger("gorila.follower")
+
 # Kafka's own cost of a record that travels alone, as blocks do: batch header 61 bytes, record framing about 10.
 RECORD_OVERHEAD_BYTES = 71
 FOLLOWED = ("episodes", "replay-stats", "priorities")
 SIZE_SAMPLE = 500
-READ_S = 5.0  # a broker that answers answers sooner; a run must be able to end
+LOOK_S = 1.0  # a live view looks again soon
+READ_S = 60.0  # what is said once, at the end, is waited for on the slowest machine that still answers
+SILENCE_S = 5.0  # after so long without a record Kafka is asked whether it is there
 
 
 @dataclass(frozen=True)
@@ -29,6 +34,24 @@ class Lag:
     records: int
     topic: str = ""
     partitions: Mapping[int, int] = field(default_factory=dict)
+
+
+class _Patience:
+    """How long to wait for records that are there: `most_s` in all, and Kafka is asked (which raises) in every silence of SILENCE_S."""
+
+    def __init__(self, ask: Callable[[], object], most_s: float) -> None:
+        self._ask, self._until_s = ask, time.monotonic() + most_s
+        self._heard_s = time.monotonic()
+
+    def left(self, came: int) -> bool:
+        """Whether to go on after a poll that brought `came` records."""
+        now_s = time.monotonic()
+        if came:
+            self._heard_s = now_s
+        elif now_s - self._heard_s >= SILENCE_S:
+            self._ask()
+            self._heard_s = now_s
+        return now_s < self._until_s
 
 
 class RunFollower:
@@ -47,18 +70,20 @@ class RunFollower:
         self._cluster: Cluster = service.cluster
         self._config: Config = service.config
         self._progress = progress
-        self._consumer = self._cluster.consumer()
+        self._consumer = self._cluster.consumer(ends=True)
         self._admin = self._cluster.admin()
-        self._tail = self._cluster.consumer()
+        self._tail = self._cluster.consumer(ends=True)
         places = [(service.topic(t), p) for t in FOLLOWED for p in range(BY_NAME[t].partitions(self._config))]
         ends = self._admin.end_offsets(places) if newest is not None else {}
         lows = self._admin.offsets(places, "earliest") if newest is not None else {}
-        self._consumer.assign({p: max(lows[p], ends[p] - newest) if newest is not None else 0 for p in places})
+        self._next = {p: max(lows[p], ends[p] - newest) if newest is not None else 0 for p in places}
+        self._consumer.assign(self._next)
 
     def poll(self, timeout_s: float) -> int:
         """Fold in what has come, at most 2,000 records; how many. Waits for the first up to `timeout_s`."""
         came = self._consumer.poll_many(2000, timeout_s)
         for received in came:
+            self._next[(received.topic, received.partition)] = received.offset + 1
             try:
                 message = self._service.schemas.decode(received.value)
             except BadRecord:
@@ -68,11 +93,19 @@ class RunFollower:
                 self._also(message, received.timestamp_ms)
         return len(came)
 
-    def look_at_weights(self) -> None:
+    def catch_up(self) -> None:
+        """Fold in all that was in the topics when this was called. Raises BrokerError when Kafka is away."""
+        ends = self._admin.end_offsets(list(self._next))
+        patience = _Patience(lambda: self._admin.end_offsets(list(ends)), READ_S)
+        while any(max(next_, self._consumer.end_reached(*p) or 0) < ends[p] for p, next_ in self._next.items()):
+            if not patience.left(self.poll(0.2)):
+                log.warning("run_follower.not_caught_up after_s=%g", READ_S)
+                return
+
+    def look_at_weights(self, patience_s: float = LOOK_S) -> None:
         """Newest weights of each shard: one record, not the whole topic (a Nature snapshot is 7 MB)."""
-        topic = self._service.topic("weights")
         for shard in range(self._config.parameter_server.shards):
-            newest = self._newest(topic, shard)
+            newest = self._newest("weights", shard, patience_s)
             if newest is not None:
                 try:
                     weights = self._service.schemas.expect(newest.value, Weights)
@@ -82,14 +115,9 @@ class RunFollower:
                 if self._also is not None:
                     self._also(weights, newest.timestamp_ms)
 
-    def _newest(self, topic: str, partition: int) -> Received | None:
-        low, high = self._tail.watermarks(topic, partition)
+    def _newest(self, topic: str, partition: int, patience_s: float) -> Received | None:
         for back in (1, 4, 16):  # transaction markers and compaction leave gaps before the end
-            start = max(low, high - back)
-            if start >= high:
-                return None
-            self._tail.assign({(topic, partition): start})
-            found = self._tail.poll_many(back, 1.0)
+            found = self._read(topic, partition, -back, back, patience_s)
             if found:
                 return found[-1]
         return None
@@ -138,8 +166,7 @@ class RunFollower:
         """Over the newest blocks of every partition: key, value and Kafka's own framing, per transition."""
         size = rows = 0
         for partition in range(self._config.actor.count):
-            _, high = self._tail.watermarks(self._service.topic("transitions"), partition)
-            for received in self._read("transitions", partition, max(0, high - SIZE_SAMPLE), SIZE_SAMPLE):
+            for received in self._read("transitions", partition, -SIZE_SAMPLE, SIZE_SAMPLE):
                 try:
                     block = self._service.schemas.expect(received.value, TransitionBlock)
                 except BadRecord:
@@ -148,16 +175,24 @@ class RunFollower:
                 rows += int((~block.is_last).sum())
         return size / rows if rows else None
 
-    def _read(self, topic: str, partition: int, start: int, count: int) -> list[Received]:
-        name = self._service.topic(topic)
-        low, high = self._tail.watermarks(name, partition)
-        if high <= max(low, start):
+    def _read(self, topic: str, partition: int, start: int, count: int, patience_s: float = READ_S) -> list[Received]:
+        """Records from `start` (negative: so far before the end) on, to the end that the partition has now. Raises BrokerError when Kafka is away."""
+        place = (self._service.topic(topic), partition)
+        low, high = self._tail.watermarks(*place)
+        begin = max(low, start if start >= 0 else high + start)
+        if begin >= high:
             return []
-        self._tail.assign({(name, partition): max(low, start)})
+        self._tail.assign({place: begin})
         found: list[Received] = []
-        deadline = time.monotonic() + READ_S
-        while len(found) < count and time.monotonic() < deadline and not (found and found[-1].offset + 1 >= high):
-            found += self._tail.poll_many(count - len(found), 0.2)
+        patience = _Patience(lambda: self._tail.watermarks(*place), patience_s)
+        while len(found) < count and not (found and found[-1].offset + 1 >= high):
+            came = self._tail.poll_many(count - len(found), min(0.2, patience_s))
+            found += came
+            if (self._tail.end_reached(*place) or 0) >= high:  # what is left are markers
+                break
+            if not patience.left(len(came)):
+                log.warning("run_follower.read_in_part topic=%s partition=%d records=%d", topic, partition, len(found))
+                break
         return found
 
     def close(self) -> None:

@@ -16,6 +16,7 @@ from gorila.errors import GorilaError, UsageError
 from gorila.event_log import EventLogger, open_log
 from gorila.health import Health
 from gorila.kafka import Cluster, Received
+from gorila.local.roles import supervised
 from gorila.metrics import Metrics
 from gorila.run_record import read_run
 from gorila.settings import canonical_json, config_of_run, local_kafka
@@ -148,7 +149,9 @@ def open_service(
     name = f"{role}-{index}"
     if role == "parameter-server" and config.parameter_server.replicas > 1:
         name += f"-{replica}"
-    log = open_log(name, {"role": role, "run": run, "index": index}, run_dir, terminal=terminal)
+    # A supervisor keeps stderr in the very file that the log would be: one line, once.
+    folder = None if terminal and supervised() else run_dir
+    log = open_log(name, {"role": role, "run": run, "index": index}, folder, terminal=terminal)
     service = Service(
         role,
         run,

@@ -30,8 +30,8 @@ SUPERVISOR_VARIABLE = "GORILA_SUPERVISOR_PID"
 # Told by other means, or the file of one process.
 OF_ONE_PROCESS = frozenset({"kafka.bootstrap_servers", "monitor.health_file"})
 # Roles that only look: on a machine with fewer cores than roles they must not hold up the loop from gradient to weights.
-EYES = frozenset({"evaluator", "monitor", "archiver"})
-EYES_NICE = 5
+EYES = frozenset({"evaluator", "monitor", "archiver", "actor", "replay"})
+EYES_NICE = 10
 REFUSED = 2  # exit code of a usage error: restarting would only repeat it
 
 
@@ -192,7 +192,7 @@ def role_processes(
         if role == "parameter-server" and config.parameter_server.replicas > 1:
             replica = sum((process.role, process.index) == (role, index) for process in processes)
             command, suffix = [*command, "--replica", str(replica)], f"-{replica}"
-        log = run_dir / "logs" / f"{role}-{index}{suffix}.out"
+        log = run_dir / "logs" / f"{role}-{index}{suffix}.log"
         processes.append(RoleProcess(role, index, command, log, environ, replays, suffix=suffix))
     return processes
 
@@ -204,6 +204,11 @@ def _give_way(pid: int) -> None:
         Path(f"/proc/{pid}/autogroup").write_text(str(EYES_NICE))
     except OSError:
         return
+
+
+def supervised() -> bool:
+    """In a role: whether a supervisor keeps what this process says in the role's log file."""
+    return os.environ.get(SUPERVISOR_VARIABLE) == str(os.getppid())
 
 
 def stop_with_supervisor(stop: threading.Event) -> None:

@@ -34,7 +34,7 @@ from gorila.local.live_view import LiveView
 from gorila.local.roles import RoleProcess, local_sets, role_processes, stop_all
 from gorila.local.shared_broker import shared_broker
 from gorila.local.summary import Summary, summarise
-from gorila.run_follower import Lag, RunFollower
+from gorila.run_follower import READ_S, Lag, RunFollower
 from gorila.run_progress import RunProgress
 from gorila.run_record import create_run
 from gorila.service import Service, open_service
@@ -311,9 +311,8 @@ def _finish(
             log.warning("summary.not_measured reason=%r", str(error))
             return otherwise
 
-    while follower.poll(0.2):
-        pass
-    measured(follower.look_at_weights, None)
+    measured(follower.catch_up, None)
+    measured(lambda: follower.look_at_weights(READ_S), None)
     return summarise(
         service.run,
         service.config,

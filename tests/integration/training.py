@@ -77,7 +77,7 @@ class Training:
 
     def logs(self) -> str:
         """The end of every role's output."""
-        found = sorted(self.folder.glob("runs/*/logs/*.out"))
+        found = sorted(self.folder.glob("runs/*/logs/*.log"))
         return "\n".join(f"== {path.name}\n{path.read_text(errors='replace')[-1500:]}" for path in found)
 
     def role(self, name: str) -> psutil.Process | None:

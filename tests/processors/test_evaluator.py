@@ -121,19 +121,39 @@ def evaluation(phase: str, mean: float, version: int, solved: bool = False) -> l
     return [Outgoing("episodes", Evaluation("e", version, phase, 6, mean, 0, mean, mean, 0.0, solved, 0))]
 
 
-def test_the_file_is_the_best_screened_policy_until_one_is_confirmed_for_good(tmp_path: Path) -> None:
+def keeper_of(bench: Bench, folder: Path, run: str = "r") -> PolicyKeeper:
+    return PolicyKeeper(SimpleNamespace(run=run, run_dir=folder, config=bench.config, facts=bench.facts))  # type: ignore[arg-type]
+
+
+SCREENINGS = (
+    evaluation("screen", 100, 1),
+    evaluation("screen", 90, 2),
+    evaluation("screen", 480, 3),
+    evaluation("confirm", 470, 3),
+    evaluation("screen", 476, 4),
+    evaluation("confirm", 478, 4, solved=True),
+    evaluation("screen", 500, 5),
+)
+
+
+@pytest.mark.parametrize("restarted", [False, True], ids=["one-life", "restarted-each-time"])
+def test_the_file_is_the_best_screened_policy_until_one_is_confirmed_for_good(tmp_path: Path, restarted: bool) -> None:
     bench = Bench()
-    keeper = PolicyKeeper(SimpleNamespace(run_dir=tmp_path, config=bench.config, facts=bench.facts))  # type: ignore[arg-type]
+    keeper = keeper_of(bench, tmp_path)
     kept = []
-    for records in (
-        evaluation("screen", 100, 1),
-        evaluation("screen", 90, 2),
-        evaluation("screen", 480, 3),
-        evaluation("confirm", 470, 3),
-        evaluation("screen", 476, 4),
-        evaluation("confirm", 478, 4, solved=True),
-        evaluation("screen", 500, 5),
-    ):
+    for records in SCREENINGS:
+        if restarted:
+            keeper = keeper_of(bench, tmp_path)
         keeper.look(records, bench.flat)
         kept.append(Policy.load(tmp_path / "weights.safetensors").version)
     assert kept == [1, 1, 3, 3, 3, 4, 4]
+
+
+def test_a_file_of_another_run_or_of_nobody_is_no_memory(tmp_path: Path) -> None:
+    bench = Bench()
+    keeper_of(bench, tmp_path).look(evaluation("screen", 100, 1), bench.flat)
+    keeper_of(bench, tmp_path, "another").look(evaluation("screen", 50, 2), bench.flat)
+    assert Policy.load(tmp_path / "weights.safetensors").version == 2
+    (tmp_path / "weights.safetensors").write_text("scribble")
+    keeper_of(bench, tmp_path).look(evaluation("screen", 10, 3), bench.flat)
+    assert Policy.load(tmp_path / "weights.safetensors").version == 3

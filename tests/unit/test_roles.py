@@ -17,7 +17,7 @@ from gorila.settings import load_config
 
 
 def role(folder: Path, code: str) -> RoleProcess:
-    return RoleProcess("actor", 0, [sys.executable, "-c", code], folder / "logs" / "actor-0.out", dict(os.environ))
+    return RoleProcess("actor", 0, [sys.executable, "-c", code], folder / "logs" / "actor-0.log", dict(os.environ))
 
 
 def dies(process: RoleProcess, started_s: float, lived_s: float) -> str:
