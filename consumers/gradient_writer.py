@@ -28,6 +28,7 @@ class GradientWriter:
         unsent: slots that a restart must send again, oldest first.
         handled: {batches partition: highest batch offset in the outbox}.
         residual_lost: the codec keeps a residual and the outbox had none: a first start, or a lost disk.
+        written, payload_bytes: gradients (one a batch, all its shards) and their payloads, since the process began.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class GradientWriter:
         self.residual_lost = keeps and not slots
         if left_over is not None and self.residual is not None:
             self.residual[:] = left_over
+        self.written = self.payload_bytes = 0
         self.handled: dict[int, int] = {}
         for slot in slots:
             self.handled[slot.batch_partition] = max(slot.batch_offset, self.handled.get(slot.batch_partition, -1))
@@ -59,6 +61,11 @@ class GradientWriter:
     def underflowed(self) -> int:
         """Non-zero values that became zero (and went to the residual), since the process began."""
         return self._codec.underflowed
+
+    @property
+    def residual_norm(self) -> float:
+        """L2 norm of what was computed and not yet sent; 0 where the codec loses nothing."""
+        return 0.0 if self.residual is None else float(np.linalg.norm(self.residual))
 
     def write(self, identity: Identity, computed: Computed, samples: int, shard_versions: list[int]) -> list[Gradient]:
         """The batch's gradients, in the outbox when this returns."""
@@ -87,6 +94,8 @@ class GradientWriter:
                 )
             )
         self._outbox.write(Slot(*identity, self.residual, tuple(gradients)))
+        self.written += 1
+        self.payload_bytes += sum(len(gradient.payload) for gradient in gradients)
         return gradients
 
     def check_valid(self) -> None:

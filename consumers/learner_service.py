@@ -32,6 +32,8 @@ from gorila.weights_follower import WeightsFollower
 TICK_INTERVAL_S = 0.05
 """Ticks when idle. A learner with something to compute says so itself (Learner.next_due_s)."""
 
+NORM_INTERVAL_S = 1.0
+
 
 class GradientGate:
     """Each replica of each shard is a group of its own; this is one gate for all (gorila.ports.Gate).
@@ -75,6 +77,7 @@ class ServedLearner(Learner):
     metrics: Metrics
     checkpoint_path: Path
     checkpoint_due_s: float
+    _norm_due_s: float = 0.0
 
     def snapshot(self) -> Iterable[Outgoing]:
         """Nothing for Kafka; see Learner."""
@@ -82,18 +85,23 @@ class ServedLearner(Learner):
         if now_s >= self.checkpoint_due_s:
             self.checkpoint_due_s = now_s + self.service.config.learner.checkpoint_interval_s
             learner_checkpoint.save(self.checkpoint_path, self.service.run, self)
-        self._show()
+        self._show(now_s)
         return ()
 
-    def _show(self) -> None:
+    def _show(self, now_s: float) -> None:
         counts, metrics = self.counts, self.metrics
         metrics.gauge("learner_updates", counts.updates)
         refused = {"rejected": counts.rejected, "skipped": counts.skipped_batches, "bad": counts.bad_batches}
         for why, number in refused.items():
             metrics.gauge("learner_batches_refused", number, why=why)
         metrics.gauge("learner_orphan_parts", self.orphan_parts)
-        metrics.gauge("codec_values", self.writer.saturated, what="saturated")
-        metrics.gauge("codec_values", self.writer.underflowed, what="underflowed")
+        metrics.total("codec_values_total", self.writer.saturated, what="saturated")
+        metrics.total("codec_values_total", self.writer.underflowed, what="underflowed")
+        metrics.total("codec_gradients_total", self.writer.written)
+        metrics.total("codec_bytes_total", self.writer.payload_bytes)
+        if self.service.config.monitor.metrics_port and now_s >= self._norm_due_s:  # half a millisecond for Nature's
+            self._norm_due_s = now_s + NORM_INTERVAL_S
+            metrics.gauge("codec_residual_norm", self.writer.residual_norm)
 
 
 def run_learner(service: Service) -> None:

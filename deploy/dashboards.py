@@ -60,6 +60,10 @@ def _rate(metric: str, by: str = "", more: str = "") -> str:
     return f"sum by ({by}) ({inner})" if by else f"sum({inner})"
 
 
+def _each(metric: str) -> str:
+    return f"rate(gorila_{metric}{{{RUN}}}[$__rate_interval])"
+
+
 def checklist() -> list[Panel]:
     """The reference's four lines (deploy/prometheus/rules.yml alerts on the same)."""
     return [
@@ -136,6 +140,19 @@ def training() -> dict[str, Any]:
                 "Gradients dropped and batches rejected per second",
                 (_rate("gorila_gradients_dropped_total", "why"), "dropped: {{why}}"),
                 (_rate("gorila_rejected_batches_total", "learner"), "rejected: {{learner}}"),
+            ),
+            chart(
+                "Gradient codec: bytes a gradient",
+                (f"{_each('codec_bytes_total')} / {_each('codec_gradients_total')}", "{{process}}"),
+                unit="bytes",
+                about="all shards of one batch, compressed",
+            ),
+            chart(
+                "Gradient codec: what it loses",
+                (f"gorila_codec_residual_norm{{{RUN}}}", "{{process}} residual norm"),
+                (_rate("gorila_codec_values_total", "process, what"), "{{process}} {{what}} per s"),
+                about="the residual goes out with the next gradients; it must not grow without end",
+                scaleDistribution={"type": "log", "log": 10},
             ),
             chart("Exploration rate", (f"gorila_epsilon{{{RUN}}}", "{{process}}")),
             chart("Learning rate", (f"gorila_learning_rate{{{RUN}}}", "shard {{shard}}")),

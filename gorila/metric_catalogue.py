@@ -48,6 +48,38 @@ PROCESS: tuple[Metric, ...] = (
     ),
 )
 
+LEARNER: tuple[Metric, ...] = (
+    _gauge("learner_updates", "updates", "gradients computed since the process began", roles=("learner",)),
+    _gauge(
+        "learner_batches_refused",
+        "batches",
+        "no gradient was sent: rejected (outlier or not finite), skipped (handled before a restart), bad (does not inflate)",
+        "why",
+        roles=("learner",),
+    ),
+    _gauge(
+        "learner_orphan_parts",
+        "records",
+        "passed over: their batch's beginning or end is missing",
+        roles=("learner",),
+    ),
+    _counter(
+        "codec_values_total",
+        "values",
+        "that the gradient codec cut to the largest its form holds (saturated) or made zero (underflowed; fp16, and top-k's halves)",
+        "what",
+        roles=("learner",),
+    ),
+    _gauge(
+        "codec_residual_norm",
+        "norm",
+        "of what a lossy codec left over and the next gradients send (error feedback); growing without end: it sends too little",
+        roles=("learner",),
+    ),
+    _counter("codec_gradients_total", "gradients", "compressed, all shards of a batch as one", roles=("learner",)),
+    _counter("codec_bytes_total", "bytes", "of compressed gradients, all shards", roles=("learner",)),
+)
+
 CLIENTS: tuple[Metric, ...] = (
     # From librdkafka's own statistics, every 5 s, only where metrics are served (gorila/client_statistics.py).
     _gauge(

@@ -14,7 +14,7 @@ from prometheus_client import CONTENT_TYPE_LATEST as CONTENT_TYPE
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.registry import Collector
 
-from gorila.metric_catalogue import CLIENTS, PROCESS, RUN, Metric
+from gorila.metric_catalogue import CLIENTS, LEARNER, PROCESS, RUN, Metric
 
 __all__ = ["BY_NAME", "CONTENT_TYPE", "METRICS", "Metric", "Metrics", "markdown_table"]
 
@@ -67,31 +67,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("env_steps", "gauge", "steps", "environment steps taken since the process began", (), ("actor",)),
     Metric("behaviour_version", "gauge", "updates", "version of the weights acted with", (), ("actor",)),
     Metric("epsilon", "gauge", "0 to 1", "share of random actions, mean over lanes", (), ("actor",)),
-    Metric("learner_updates", "gauge", "updates", "gradients computed since the process began", (), ("learner",)),
-    Metric(
-        "learner_batches_refused",
-        "gauge",
-        "batches",
-        "no gradient was sent: rejected (outlier or not finite), skipped (handled before a restart), bad (does not inflate)",
-        ("why",),
-        ("learner",),
-    ),
-    Metric(
-        "learner_orphan_parts",
-        "gauge",
-        "records",
-        "passed over: their batch's beginning or end is missing",
-        (),
-        ("learner",),
-    ),
-    Metric(
-        "codec_values",
-        "gauge",
-        "values",
-        "what the gradient codec cut to its largest (saturated) or made zero (underflowed)",
-        ("what",),
-        ("learner",),
-    ),
+    *LEARNER,
     Metric("commits_total", "counter", "times", "offset commits asked for", (), STREAM),
     Metric(
         "commit_errors_total", "counter", "times", "commits refused, as on partitions lost in a rebalance", (), STREAM

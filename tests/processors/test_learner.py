@@ -446,6 +446,9 @@ def test_what_was_sent_and_the_residual_are_what_was_computed(shards: int, name:
         loop.serve()
     assert len(computed) == 20
     conserved(loop, computed)
+    writer = loop.learner.writer
+    assert writer.residual_norm == pytest.approx(np.linalg.norm(writer.residual))
+    assert (writer.written, writer.payload_bytes) == (20, sum(len(g.payload) for g in loop.gradients))
 
 
 @pytest.mark.parametrize(
