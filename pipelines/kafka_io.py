@@ -11,7 +11,7 @@ Rules of this file:
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from gorila.config import Config
 from gorila.errors import OffsetGone
@@ -191,6 +191,12 @@ class LogReader:
     def bounds(self, topic: str, partition: int, timeout_s: float = 10.0) -> tuple[int, int]:
         """(first offset there is, next offset to be written) of a logical topic. Raises BrokerError."""
         return self._open().watermarks(self._service.topic(topic), partition, timeout_s)
+
+    def firsts(self, topic: str, partitions: Iterable[int], timeout_s: float) -> dict[int, int]:
+        """{partition: first offset there is}, by one request however many there are. Raises BrokerError."""
+        name = self._service.topic(topic)
+        found = self._service.cluster.admin().offsets([(name, p) for p in partitions], "earliest", timeout_s)
+        return {partition: offset for (_, partition), offset in found.items()}
 
     def offset_at(self, topic: str, partition: int, timestamp_ms: int) -> int:
         """First offset whose append time is not before `timestamp_ms`; the end where there is none. Raises BrokerError."""

@@ -119,10 +119,11 @@ class SplitRoom:
 
     def _forget_what_the_log_forgot(self) -> None:
         try:
-            for partition in self._owned:
-                self.replay.low_watermark(partition, self._log.bounds("transitions", partition, LOW_WATERMARK_S)[0])
+            firsts = self._log.firsts("transitions", self._owned, LOW_WATERMARK_S)
         except BrokerError:
             return  # Kafka is away, its door has said so: next time
+        for partition, first in firsts.items():
+            self.replay.low_watermark(partition, first)
 
     def wants_transitions(self) -> bool:
         """Whether transitions may be read now. In rounds the actor waits by itself."""
