@@ -119,6 +119,7 @@ class Troupe:
         self._schemas, self._producer = Schemas(), cluster.producer()
         self._topic = full_name(run, "transitions")
         self._gate = LagGate(cluster, group_name(run, "replay"), self._topic, indices, config.actor.max_lag_records)
+        self._lanes = config.actor.lanes
         epoch = time.time_ns() // 1_000_000
         self.actors = [SyntheticActor(config.actor, index, recording, epoch) for index in indices]
         self._ends = dict.fromkeys(indices, 0)
@@ -141,7 +142,8 @@ class Troupe:
         while self._due and self._due[0][0] <= now_s:
             due_s, number = heapq.heappop(self._due)
             actor = self.actors[number]
-            if not self._gate.may_write(actor.index, self._ends[actor.index]):
+            # All lanes' blocks go together or not at all.
+            if not self._gate.may_write(actor.index, self._ends[actor.index] + self._lanes - 1):
                 held.append((due_s, number))
                 continue
             cut_s, rows = actor.due(self._pace)
