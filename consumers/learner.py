@@ -291,9 +291,8 @@ class Learner:
             self.counts.updates += 1
         self._handled[waiting.identity[0]] = waiting.identity[1]
         self._release(waiting.records)
-        out.append(
-            Outgoing("priorities", self._priorities(waiting.identity, batch, computed, version, rejected, began_s))
-        )
+        priorities = self._priorities(waiting.identity, batch, computed, version, rejected, began_s)
+        out.append(Outgoing("priorities", priorities, partition=0))
         return out
 
     def _priorities(

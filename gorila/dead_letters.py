@@ -77,7 +77,7 @@ class DeadLetters:
             self._producer = self._cluster.producer(watched="")
         class_name = type(reason).__name__ if isinstance(reason, GorilaError) else "BadRecord"
         headers = headers_of(received, str(reason), stage, class_name, self._role, self._index)
-        self._producer.send(self._topic, received.value, key=received.topic.encode(), headers=headers)
+        self._producer.send(self._topic, received.value, key=received.topic.encode(), partition=0, headers=headers)
         if self._producer.flush(ACKNOWLEDGED_S):
             # The offset must not move past a record whose only copy is in this process.
             raise BrokerError(f"a dead letter of {received.topic} was not acknowledged within {ACKNOWLEDGED_S:.0f} s")

@@ -67,9 +67,12 @@ class Emission:
         return sum(len(waiting) for waiting in self._held.values())
 
     def emit(self, records: Iterable[Outgoing]) -> int:
-        """Send or hold; how many. Raises BrokerError, RecordTooLarge; ValueError for a gated record without a partition."""
+        """Send or hold; how many. Raises BrokerError, RecordTooLarge; ValueError for a record without a partition."""
         count = 0
         for record in records:
+            if record.partition is None:
+                # A key would send some to partitions that somebody added to the topic, where nobody of ours reads.
+                raise ValueError(f"a record to {record.topic} must name its partition")
             number = self.emitted = next(self._numbers)
             self._open[number] = None
             self.tagged += record.tag is not None
@@ -77,8 +80,6 @@ class Emission:
             if record.topic not in self._gates:
                 self._send(number, record)
                 continue
-            if record.partition is None:
-                raise ValueError(f"a record to {record.topic}, which is gated, must name its partition")
             place = (record.topic, record.partition)
             if self._held.get(place) or not self._may_write(place):
                 self._held.setdefault(place, deque()).append((number, record))
@@ -100,10 +101,9 @@ class Emission:
         return self._gates[place[0]].may_write(place[1], next_offset)
 
     def _send(self, number: int, record: Outgoing) -> None:
-        value = self._schemas.encode(record.message)
-        if record.partition is not None:
-            place = (record.topic, record.partition)
-            self._in_flight[place] = self._in_flight.get(place, 0) + 1
+        assert record.partition is not None
+        value, place = self._schemas.encode(record.message), (record.topic, record.partition)
+        self._in_flight[place] = self._in_flight.get(place, 0) + 1
         self._producer.send(
             self._topic_of(record.topic),
             value,
@@ -118,8 +118,7 @@ class Emission:
         self.acknowledgements += 1
         place = (record.topic, partition)
         self._end[place] = max(offset + 1, self._end.get(place, 0))
-        if record.partition is not None:
-            self._in_flight[place] -= 1
+        self._in_flight[place] -= 1
         self._metrics.count("records_written_total", topic=record.topic)
         if record.tag is not None:
             self.tagged -= 1

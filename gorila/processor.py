@@ -36,7 +36,7 @@ class Outgoing:
     Attributes:
         topic: logical name.
         key: record key; None where the topology gives none.
-        partition: explicit, or None where a key or round robin decides.
+        partition: always named where it is emitted: by a key, records would go to partitions that somebody added to the topic, where nobody reads.
         tag: anything the role wants back in `delivered`; None for no callback.
     """
 

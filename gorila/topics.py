@@ -33,8 +33,17 @@ class Topic:
     about: str = ""
 
     def topic_config(self, config: Config) -> dict[str, str]:
-        """Kafka's per-topic settings."""
-        return {"cleanup.policy": self.cleanup, "max.message.bytes": str(MAX_RECORD_BYTES), **self.settings(config)}
+        """Kafka's per-topic settings.
+
+        The broker's clock is the only one that times records: Kafka refuses records that are an hour ahead of it, and deletes at once what seems older than
+        `retention.ms`, so a machine whose clock is off could not take part.
+        """
+        return {
+            "cleanup.policy": self.cleanup,
+            "max.message.bytes": str(MAX_RECORD_BYTES),
+            "message.timestamp.type": "LogAppendTime",
+            **self.settings(config),
+        }
 
 
 def _transitions_retention(config: Config) -> dict[str, str]:
@@ -42,14 +51,13 @@ def _transitions_retention(config: Config) -> dict[str, str]:
     row_bytes = max(64, config.env.observation_bytes_bound)
     wanted = 2 * config.replay.capacity_rows * row_bytes
     return {
-        "message.timestamp.type": "LogAppendTime",
         "retention.ms": "-1",
         "retention.bytes": str(max(256 * _MIB, min(wanted, config.kafka.max_topic_bytes))),
     }
 
 
 def _priorities(config: Config) -> dict[str, str]:
-    return {"message.timestamp.type": "LogAppendTime", "retention.ms": "-1", "retention.bytes": str(512 * _MIB)}
+    return {"retention.ms": "-1", "retention.bytes": str(512 * _MIB)}
 
 
 def _short(config: Config) -> dict[str, str]:

@@ -46,6 +46,7 @@ class WeightsFollower:
         self.view = WeightsView(num_parameters, self._shards)
         self._last_poll_s: float | None = None
         self._mend_s = 0.0
+        self._told = False
         self.bad_records = 0
 
     def poll(self, timeout_s: float = 0.0) -> bool:
@@ -65,8 +66,11 @@ class WeightsFollower:
             except BrokerError as error:
                 if self._last_poll_s is None:
                     raise
-                self._service.log.warning("weights.not_found", reason=str(error))
+                if not self._told:
+                    self._told = True
+                    self._service.log.warning("weights.not_found", reason=str(error))
                 return False
+            self._told = False
         if not newest and not self._jump:
             newest = self._drain(timeout_s)
         self._last_poll_s = time.monotonic()

@@ -221,5 +221,5 @@ class ActorCore:
             )
             self._returns[lane] = 0.0
             self._steps[lane] = 0
-            out.append(Outgoing("episodes", episode, key=self._key))
+            out.append(Outgoing("episodes", episode, key=self._key, partition=0))
         return out

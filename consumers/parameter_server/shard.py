@@ -39,6 +39,9 @@ I32 = NDArray[np.int32]
 STALENESS_COUNTS = 128
 """Gradients are counted by staleness 0, 1, 2, …; the last counts all from there on."""
 MAX_PENDING_CHECKPOINTS = 3
+REPEAT_S = 5.0
+"""The newest snapshot is shown again after so long without another: a reader that missed it (cleaned up, overtaken by a copy of an older one) waits for
+weights, and this server for its gradients."""
 QUIET_S = 2.0
 """A start counts as caught up when nothing came for this long: what is left of the log may be records nobody can decode, which never get here."""
 
@@ -104,7 +107,8 @@ class Shard:
         self._codecs: dict[str, Codec] = {}
         self._staleness = np.zeros(STALENESS_COUNTS, np.int32)
         self._published: tuple[int, int] | None = None
-        self._next_publish_s = -np.inf
+        self._next_publish_s, self._repeat_s = -np.inf, np.inf
+        self._repeats = not config.run.synchronous  # there, nothing is written because of a clock
         self._last_rate = learning_rate_at(self._settings, max(0, state.version - 1))
         self._checkpoints: deque[_PendingCheckpoint] = deque()
         # The newest target emitted; acknowledged once state.target_offset belongs to it.
@@ -160,6 +164,7 @@ class Shard:
         if self._key_frame_due(now_s):
             outgoing.append(self._snapshot())
             self._next_publish_s = now_s + self._downlink.interval_s
+            self._repeat_s = now_s + REPEAT_S if self._repeats else np.inf
         return outgoing
 
     def next_due_s(self) -> float:
@@ -289,19 +294,20 @@ class Shard:
         return Outgoing("checkpoints", message, f"{shard}/{version}/{name}".encode(), shard, tag)
 
     def _something_to_show(self) -> bool:
+        return (self.state.version, self.state.gradient_offset) != self._published and self._can_show()
+
+    def _can_show(self) -> bool:
         state = self.state
         return (
-            (state.version, state.gradient_offset) != self._published
-            and self.caught_up
+            self.caught_up
             and self._target_emitted == state.target_version
             and state.target_offset >= 0
             and self._downlink.ready
         )
 
     def _key_frame_due(self, now_s: float) -> bool:
-        return (
-            now_s >= self._next_publish_s and self._something_to_show() and self._chain.publishable(self.state.version)
-        )
+        wanted = self._something_to_show() or (now_s >= self._repeat_s and self._can_show())
+        return wanted and now_s >= self._next_publish_s and self._chain.publishable(self.state.version)
 
     def _target(self) -> Outgoing:
         self._target_emitted = self.state.version

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -99,7 +100,8 @@ class Consumer:
         self._servers, self._group, self._pid = cluster.bootstrap_servers, group, os.getpid()
         self._on_assign, self._on_revoke = on_assign, on_revoke
         self._ends: dict[Partition, int] = {}
-        self._pending: BrokerError | None = None
+        # Each partition's error comes once, and several may come with one poll: none may take another's place.
+        self._pending: deque[BrokerError] = deque()
         self.refused_commits = 0
         self._closing = False
         self._consumer = ck.Consumer(settings, logger=library_log)
@@ -107,7 +109,7 @@ class Consumer:
     def _committed(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
         bad = error or next((p.error for p in partitions if p.error), None)
         if bad is not None and bad.code() in NOT_ALLOWED:  # lag would grow for ever, and writers wait for it
-            self._pending = refusal(f"Kafka at {self._servers}: committing for {self._group}", bad)
+            self._pending.append(refusal(f"Kafka at {self._servers}: committing for {self._group}", bad))
         elif bad is not None and bad.code() != KafkaError._NO_OFFSET:
             # A partition that went to another member in the meantime, or Kafka away: the next commit covers it.
             self.refused_commits += 1
@@ -137,11 +139,13 @@ class Consumer:
     def _revoked(self, consumer: Any, went: list[TopicPartition]) -> None:
         if self._on_revoke and went:
             self._on_revoke([(p.topic, p.partition) for p in went])
+        self._forget_gone({(p.topic, p.partition) for p in went})
         consumer.incremental_unassign(went)
 
     def assign(self, offsets: Mapping[Partition, int]) -> None:
         """Read exactly these partitions, from these offsets (EARLIEST and LATEST are taken too)."""
         self._ends.clear()
+        self._forget_gone({(gone.topic, gone.partition) for gone in self._pending if isinstance(gone, OffsetGone)})
         self._consumer.assign([TopicPartition(topic, p, offset) for (topic, p), offset in offsets.items()])
 
     def poll_many(self, max_records: int, timeout_s: float) -> list[Received]:
@@ -153,9 +157,8 @@ class Consumer:
         """
         check_process(self._pid)
         self._link.check()
-        if self._pending is not None:
-            pending, self._pending = self._pending, None
-            raise pending
+        if self._pending:
+            raise self._pending.popleft()
         first = self._consumer.poll(min(timeout_s, SLICE_S))
         if first is None:
             return []
@@ -168,10 +171,14 @@ class Consumer:
                 self._take_error(message)
         if records:
             self._link.answers()
-        elif self._pending is not None:
-            pending, self._pending = self._pending, None
-            raise pending
+        elif self._pending:
+            raise self._pending.popleft()
         return records
+
+    def _forget_gone(self, partitions: set[Partition]) -> None:
+        """They are another member's now, or read from elsewhere: where their log begins does not matter any more."""
+        kept = (e for e in self._pending if not (isinstance(e, OffsetGone) and (e.topic, e.partition) in partitions))
+        self._pending = deque(kept)
 
     def _take_error(self, message: Any) -> None:
         error, where = message.error(), (message.topic(), message.partition())
@@ -180,13 +187,13 @@ class Consumer:
         elif error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED and self._group is None:
             pass  # nobody needs a right on NO_GROUP
         elif error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
-            self._pending = OffsetGone(f"topic {where[0]} partition {where[1]}: {error.str()}", *where)
+            self._pending.append(OffsetGone(f"topic {where[0]} partition {where[1]}: {error.str()}", *where))
         elif (
             error.code() not in LATER
             and error.code() not in SESSION_LOST
             and error.code() != KafkaError._MAX_POLL_EXCEEDED
         ):
-            self._pending = refusal(f"Kafka at {self._servers}: reading {where[0] or self._group}", error)
+            self._pending.append(refusal(f"Kafka at {self._servers}: reading {where[0] or self._group}", error))
         else:
             log.warning("kafka.reading_disturbed group=%s reason=%r", self._group, error.str())
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+
+import confluent_kafka
 import pytest
 
 from gorila.cli import ROLES
@@ -49,6 +52,26 @@ def test_no_topic_may_outgrow_its_bound(preset: str) -> None:
         settings = topic.topic_config(config)
         if "delete" in topic.cleanup:
             assert 0 < int(settings["retention.bytes"]) <= config.kafka.max_topic_bytes, topic.name
+
+
+@pytest.mark.parametrize("years", [-30, 50])
+def test_a_machine_whose_clock_is_years_off_may_write_to_every_topic_and_the_brokers_clock_is_kept(
+    broker: BrokerAddress, run_name: str, years: int
+) -> None:
+    config = load_config("cartpole", [], {})
+    facts = EnvironmentFacts("CartPole-v1", (4,), "float32", 2, 1, 500)
+    cluster = Cluster(broker.bootstrap_servers)
+    create_run(cluster, run_name, config, facts, initial_weights(config, facts))
+    now_ms, told = int(time.time() * 1000), []
+    producer = confluent_kafka.Producer({"bootstrap.servers": broker.bootstrap_servers})
+    for topic in TOPOLOGY:
+        producer.produce(
+            full_name(run_name, topic.name), b"x", key=b"k", partition=0, timestamp=now_ms + years * 365 * 86_400_000,
+            on_delivery=lambda error, message: told.append((error, message.timestamp()[1] if not error else 0)),
+        )  # fmt: skip
+    assert producer.flush(60) == 0
+    assert [error for error, _ in told] == [None] * len(TOPOLOGY)
+    assert all(abs(time_ms - now_ms) < 86_400_000 for _, time_ms in told)
 
 
 def test_creating_a_run_makes_exactly_these_topics(broker: BrokerAddress, run_name: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -116,6 +117,28 @@ def test_an_offset_that_is_not_in_the_log_is_an_error_with_its_partition_and_see
     assert (caught.value.topic, caught.value.partition) == (topic, 0)
     consumer.seek(topic, 0, 0)
     assert read(consumer, 1)[0].value == b"a"
+
+
+def test_partitions_whose_offsets_are_gone_at_the_same_moment_are_each_told_of(cluster: Cluster, run_name: str):
+    cluster.admin().create_topics([NewTopic(run_name, 4, 1, {})])
+    producer = cluster.producer()
+    for partition in range(4):
+        producer.send(run_name, b"%d" % partition, partition=partition)
+    producer.flush(10)
+    consumer = cluster.consumer()
+    consumer.assign({(run_name, partition): 1000 for partition in range(4)})
+    gone: list[int] = []
+    read_on: list[bytes | None] = []
+    deadline = time.monotonic() + 60
+    while len(read_on) < 4 and time.monotonic() < deadline:
+        time.sleep(0.2)  # all four errors lie in the queue before the first poll
+        try:
+            read_on += [record.value for record in consumer.poll_many(100, 0.5)]
+        except OffsetGone as error:
+            gone.append(error.partition)
+            consumer.seek(run_name, error.partition, 0)
+    assert sorted(gone) == [0, 1, 2, 3]
+    assert sorted(value or b"" for value in read_on) == [b"0", b"1", b"2", b"3"]
 
 
 def test_the_end_is_reached_past_transaction_markers_and_aborted_records_are_not_seen(

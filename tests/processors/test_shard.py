@@ -104,6 +104,23 @@ def test_version_zero_is_shown_as_target_and_then_as_key_frame_before_any_gradie
     assert bench.tick() == []
 
 
+def test_a_snapshot_is_shown_again_after_a_silence_for_readers_that_missed_it_but_never_by_the_clock_in_rounds() -> (
+    None
+):
+    for synchronous, again in ((False, 2), (True, 0)):
+        run = {"synchronous": synchronous}
+        bench = Bench(Config.model_validate({"run": run, "parameter_server": {"weights_bytes_per_s": 1e9}}))
+        bench.tick()
+        [first] = bench.tick()
+        silence = [frame for _ in range(4) for frame in bench.tick()]
+        repeated = [frame for _ in range(8) for frame in bench.tick()]
+        assert silence == [] and len(repeated) == again
+        for frame in repeated:
+            assert (frame.kind, frame.version, frame.gradient_offset, frame.payload) == (
+                first.kind, first.version, first.gradient_offset, first.payload,
+            )  # fmt: skip
+
+
 def test_the_initial_target_holds_the_initial_weights_even_when_gradients_come_before_the_first_tick() -> None:
     bench = Bench()
     start = bench.shard.state.weights.tobytes()

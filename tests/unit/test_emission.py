@@ -72,7 +72,7 @@ def test_the_watermark_is_the_last_emission_before_the_first_unacknowledged_one_
 ) -> None:
     wire = Wire()
     out = emission(wire)
-    out.emit(Outgoing("priorities", episode(n)) for n in range(8))
+    out.emit(Outgoing("priorities", episode(n), partition=0) for n in range(8))
     seen: set[int] = set()
     for index in order:
         wire.sent[index][1](0, index)
@@ -85,7 +85,9 @@ def test_only_tagged_records_are_told_of() -> None:
     wire = Wire()
     told: list[object] = []
     out = emission(wire, told=told)
-    out.emit([Outgoing("priorities", episode(0)), Outgoing("priorities", episode(1), tag="mine")])
+    out.emit(
+        [Outgoing("priorities", episode(0), partition=0), Outgoing("priorities", episode(1), partition=0, tag="mine")]
+    )
     assert out.tagged == 1
     for index, (_, acknowledge) in enumerate(wire.sent):
         acknowledge(0, 40 + index)
@@ -123,9 +125,10 @@ def test_held_records_go_out_in_order_of_each_partition_and_none_is_lost_or_doub
     assert out.held == out.outstanding == 0
 
 
-def test_a_gated_record_must_name_its_partition() -> None:
-    with pytest.raises(ValueError, match="transitions"):
-        emission(Wire(), {"transitions": Shut()}).emit([Outgoing("transitions", episode(0))])
+def test_a_record_must_name_its_partition_or_a_key_would_send_it_to_one_that_was_added_and_nobody_reads() -> None:
+    for gates in ({"transitions": Shut()}, {}):
+        with pytest.raises(ValueError, match="transitions"):
+            emission(Wire(), gates).emit([Outgoing("transitions", episode(0), key=b"actor-0")])
 
 
 @given(st.lists(st.booleans(), max_size=20), st.integers(0, 20))
