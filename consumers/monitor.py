@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -23,30 +24,56 @@ LEARNER_POINT_EVERY = 10  # batches: a chart of 5,000 updates needs no more
 
 
 class Charts:
-    """TensorBoard event file, written without torch or TensorFlow."""
+    """TensorBoard event file, written without torch or TensorFlow.
 
-    def __init__(self, folder: Path) -> None:
+    A disk that refuses costs points, not the process: `troubled` is told once, and `flush` tries again with a new file.
+    """
+
+    def __init__(self, folder: Path, troubled: Callable[[OSError], None] = lambda _: None) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         self._event: Any = Event
         self._summary: Any = Summary
-        self._writer = EventFileWriter(str(folder))
+        self._folder, self._troubled = folder, troubled
+        self._writer: Any = None
+        self._told = False
+        self.flush()
 
     def scalar(self, tag: str, value: float, step: int, time_ms: int) -> None:
         """One point; values that are not finite are left out."""
-        if math.isfinite(value):
+        if math.isfinite(value) and self._writer is not None:
             summary = self._summary(value=[self._summary.Value(tag=tag, simple_value=value)])
-            self._writer.add_event(self._event(wall_time=time_ms / 1000, step=step, summary=summary))
+            event = self._event(wall_time=time_ms / 1000, step=step, summary=summary)
+            self._on_disk(lambda: self._writer.add_event(event))
 
     def flush(self) -> None:
         """To disk."""
+        if self._on_disk(self._flush):
+            self._told = False
+
+    def _flush(self) -> None:
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        if self._writer is None:
+            self._writer = EventFileWriter(str(self._folder))
         self._writer.flush()
+
+    def _on_disk(self, write: Callable[[], None]) -> bool:
+        try:
+            write()
+        except OSError as error:
+            self._writer = None  # its thread is gone with the first error
+            if not self._told:
+                self._told = True
+                self._troubled(error)
+            return False
+        return True
 
     def close(self) -> None:
         """Flush and close."""
-        self._writer.close()
+        if self._writer is not None:
+            self._on_disk(self._writer.close)
 
 
 def epsilon_tag(epsilon: float) -> str:
@@ -119,7 +146,14 @@ def run_monitor_service(service: Service) -> None:
     if service.run_dir is None:
         service.log.warning("no --run-dir: neither charts nor curve are written")
     folder = service.run_dir
-    charts = Charts(folder / "tensorboard") if folder is not None and service.config.monitor.tensorboard else None
+
+    def troubled(error: OSError) -> None:
+        service.log.warning(
+            "disk.refuses", folder=str(folder), reason=error.strerror, then="charts have gaps; tried again"
+        )
+
+    wants_charts = folder is not None and service.config.monitor.tensorboard
+    charts = Charts(folder / "tensorboard", troubled) if folder is not None and wants_charts else None
     curve = LearningCurve(service.run, service.config.evaluator.threshold)
     metrics = RunMetrics(service.metrics, service.config) if service.config.monitor.metrics_port else None
     core = MonitorCore(charts, curve, metrics)
@@ -155,11 +189,15 @@ def run_monitor_service(service: Service) -> None:
                 charts.flush()
         if folder is not None and now >= next_curve:
             next_curve = now + CURVE_EVERY_S
-            curve.draw(folder / "curve.png")
+            with suppress(OSError):  # the charts have told of the disk
+                curve.draw(folder / "curve.png")
     while follower.poll(0.2):
         pass
     if folder is not None:
-        curve.draw(folder / "curve.png")
+        try:
+            curve.draw(folder / "curve.png")
+        except OSError as error:
+            troubled(error)
     if charts is not None:
         charts.close()
     follower.close()

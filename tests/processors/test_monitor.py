@@ -54,6 +54,24 @@ def test_a_value_that_is_not_finite_is_left_out_of_a_chart(tmp_path: Path) -> No
     assert charted(tmp_path) == {"x": [(0, 1.0), (3, 2.0)]}
 
 
+def test_a_disk_that_refuses_costs_points_and_is_told_of_once_and_charts_go_on_when_it_takes_again(
+    tmp_path: Path,
+) -> None:
+    folder, told = tmp_path / "tensorboard", []
+    folder.write_text("in the way")  # as a full disk does, it makes every write an OSError
+    charts = Charts(folder, told.append)
+    for step in range(3):
+        charts.scalar("x", 1.0, step, 0)
+        charts.flush()
+    assert len(told) == 1 and isinstance(told[0], OSError)
+    folder.unlink()
+    charts.flush()
+    charts.scalar("x", 2.0, 7, 0)
+    charts.close()
+    assert charted(folder) == {"x": [(7, 2.0)]}
+    assert len(told) == 1
+
+
 @pytest.mark.parametrize(("epsilon", "tag"), [(1.0, "1.0"), (0.53, "0.5"), (0.064, "0.064"), (0.00065536, "0.00066")])
 def test_a_falling_epsilon_is_cut_in_tenths_and_a_ladder_keeps_its_rungs(epsilon: float, tag: str) -> None:
     assert epsilon_tag(epsilon) == tag
