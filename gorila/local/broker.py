@@ -7,6 +7,7 @@ import os
 import subprocess
 import time
 import uuid
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -65,6 +66,7 @@ class Broker:
 
     As a context manager it stops on the way out what it started itself; a broker that was already running in the
     folder is used and left alone. `secure`: with TLS, users and ACLs (secured.py); a folder once made secure stays so.
+    `also`: (port, controller port) → settings that replace or join a plain broker's.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class Broker:
         *,
         secure: bool = False,
         min_free_bytes: int = MIN_FREE_BYTES,
+        also: Callable[[int, int], Mapping[str, object]] | None = None,
     ) -> None:
         if port is not None and not 0 <= port <= 65535:
             raise UsageError(f"port {port} is not allowed: 1 to 65535, or 0 for a free one")
@@ -81,6 +84,7 @@ class Broker:
         self.port = port or None
         self.secure = secure
         self.min_free_bytes = min_free_bytes
+        self._also = also or (lambda port, controller_port: {})
         self.started_here = False
         self._child: subprocess.Popen[bytes] | None = None
 
@@ -185,7 +189,7 @@ class Broker:
         secured = Secured.of(self.folder) or (Secured.create(self.folder) if self.secure else None)
         if secured is not None:
             secured.renew(port)
-        also = secured.server_properties(port, controller_port) if secured else None
+        also = (secured.server_properties if secured else self._also)(port, controller_port)
         write_private(self.data.properties_file, server_properties(port, controller_port, also))
         self.data.keep_previous_log()
         with open(self.data.log_file, "wb") as log:

@@ -1,0 +1,275 @@
+"""A run under a seeded schedule of faults, and what must hold all the same. `make chaos`.
+
+    python -m benchmarks.chaos [--faults 100] [--minutes M] [--kinds kill,pause,…] [--seed S] [--quick]
+
+The run: CartPole with a small network, two actors, replay, learner, parameter server, evaluator, monitor and the embedded broker, each role on a "host" of its
+own (a network namespace; root and iproute2, else no links are cut) and two small disks (tmpfs; root, else none is filled). What ends is started again, as an
+orchestrator would. The kinds of faults are in chaos_faults.py, the invariants in chaos_audit.py.
+
+time to healthy: from the fault's end (killed; continued; joined; room again; written) until every role says it is ready, new updates were made, every actor
+wrote and its blocks were read, and all lags are within the bounds the system acts on.
+lost, doubled: by the fault during which they were found; what only the comparison at the end finds stands in a row of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.chaos_audit import Audit
+from benchmarks.chaos_faults import Fault, Striker, schedule
+from benchmarks.chaos_injection import Injector
+from benchmarks.fleet import BROKER_HOST, Fleet, host_names
+from deploy.hosts import Hosts, missing
+from gorila.config import Config
+from gorila.errors import GorilaError
+from gorila.messages import ReplayStats
+from gorila.run_record import read_all
+from gorila.settings import load_config
+
+PATIENCE_S = 120.0
+QUIET_S = 120.0
+MEMORY_BOUND_MIB = 1024.0
+BROKER_DISK, ROLE_DISK = "3g", "256m"
+SETS = (
+    "network.hidden=[32,32]",
+    "actor.count=2",
+    "actor.lanes=4",
+    "actor.max_steps_per_s=150",
+    # Larger than the run: at the end the rings hold every transition there is.
+    "replay.capacity_rows=400000",
+    "replay.samples_per_insert=4",
+    "learner.batch_size=32",
+    "replay.record_rows=32",
+    "learner.checkpoint_interval_s=5",
+    "parameter_server.checkpoint_versions=500",
+    "parameter_server.ledger_versions=100",
+    "parameter_server.learning_rate=1e-3",
+    "evaluator.threshold=none",
+    "evaluator.interval_s=5",
+    "evaluator.episodes=5",
+    "evaluator.lanes=5",
+)
+QUICK = ("kill", "pause", "broker kill", "cut link", "poison", "clocks")
+
+
+class Table:
+    """What happened, by kind."""
+
+    def __init__(self) -> None:
+        self.healthy_s: dict[str, list[float]] = defaultdict(list)
+        self.lost: dict[str, int] = defaultdict(int)
+        self.doubled: dict[str, int] = defaultdict(int)
+
+    def row(self, kind: str, healthy_s: float, lost: int, doubled: int) -> None:
+        """One more."""
+        self.healthy_s[kind].append(healthy_s)
+        self.lost[kind] += lost
+        self.doubled[kind] += doubled
+
+    def __str__(self) -> str:
+        lines = [f"{'fault':16} {'times':>6} {'healthy p50':>12} {'max':>7} {'lost':>6} {'doubled':>8}"]
+        for kind, times in sorted(self.healthy_s.items()):
+            p50, most = (f"{statistics.median(times):.1f} s", f"{max(times):.1f} s") if times else ("-", "-")
+            lines.append(f"{kind:16} {len(times):6} {p50:>12} {most:>7} {self.lost[kind]:6} {self.doubled[kind]:8}")
+        return "\n".join(lines)
+
+
+def strike_all(fleet: Fleet, striker: Striker, audit: Audit, faults: list[Fault], minutes: float) -> Table:
+    """Every fault, one after another, each once the run is healthy."""
+    table, began_s = Table(), time.monotonic()
+    found = audit.findings
+    for number, fault in enumerate(faults, 1):
+        if minutes and time.monotonic() - began_s > minutes * 60:
+            print(f"{minutes:g} minutes are over")
+            break
+        lost, doubled = found.lost, found.doubled
+        striker.strike(fault)
+        took_s, sick = fleet.until_healthy(fleet.mark(), PATIENCE_S)
+        fleet.live(1.0)
+        table.row(fault.kind, took_s, found.lost - lost, found.doubled - doubled)
+        print(f"{number:3} {fault!s:32} {took_s:5.1f} s{f'  STILL SICK: {sick}' if sick else ''}", flush=True)
+        for line in fleet.ended + found.lines:
+            print(f"      {line}", flush=True)
+        fleet.ended.clear()
+        found.lines.clear()
+        if sick:
+            raise SystemExit(f"not healthy {PATIENCE_S:.0f} s after {fault}: {sick}\n{_logs(fleet)}")
+    return table
+
+
+def _logs(fleet: Fleet) -> str:
+    return "\n".join(f"== {role.name}\n{role.last_lines(12)}" for role in fleet.roles)
+
+
+def at_rest(fleet: Fleet) -> tuple[dict[int, int], dict[int, float]]:
+    """Stop the actors, wait until nothing moves any more; (sampleable rows, priority mass) by partition as the replay process tells them."""
+    killed = fleet.stop_roles(*(role.name for role in fleet.roles if role.role == "actor"))
+    if killed:
+        print(f"did not stop within 4 s: {', '.join(killed)}")
+    last, since_s, until_s = None, time.monotonic(), time.monotonic() + QUIET_S
+    while time.monotonic() - since_s < 12.0:  # the replay looks at the log's beginning every 10 s
+        fleet.live(0.5)
+        ends = [
+            fleet.admin.end_offsets([(fleet.service.topic(t), 0)])
+            for t in ("batches", "priorities", "gradients", "weights")
+        ]
+        now = (ends, fleet.progress.env_steps, sum(lag.records for lag in fleet.follower.lags()))
+        if now != last:
+            last, since_s = now, time.monotonic()
+        if time.monotonic() > until_s:
+            print("the run does not come to rest")
+            break
+    stats = None
+    for record in read_all(fleet.cluster, fleet.service.topic("replay-stats")):
+        if record.key == b"replay-0":
+            stats = fleet.service.schemas.expect(record.value, ReplayStats)
+    assert stats is not None
+    actors = [int(actor) for actor in stats.actors]
+    return dict(zip(actors, stats.sampleable.tolist(), strict=True)), dict(
+        zip(actors, stats.mass.tolist(), strict=True)
+    )
+
+
+def verdicts(fleet: Fleet, injector: Injector) -> list[str]:
+    """What else must hold; a line for each that does not."""
+    wrong = [f"Kafka refused a record of a wrong clock: {line}" for line in injector.refused[:5]]
+    largest: dict[str, float] = defaultdict(float)
+    for name, readings in fleet.rss.items():
+        process = name.split("/")[0]
+        largest[process] = max(largest[process], *(mebibytes for _, mebibytes in readings))
+    print("largest RSS, MiB: " + ", ".join(f"{name} {mebibytes:.0f}" for name, mebibytes in sorted(largest.items())))
+    wrong += [f"{name} took {mebibytes:.0f} MiB" for name, mebibytes in largest.items() if mebibytes > MEMORY_BOUND_MIB]
+    window = min(100, len(fleet.returns) // 3)
+    if window < 10:
+        wrong.append(f"only {len(fleet.returns)} episodes were played")
+    else:
+        first, last = float(np.mean(fleet.returns[:window])), float(np.mean(fleet.returns[-window:]))
+        print(
+            f"mean return of the first {window} episodes {first:.1f}, of the last {last:.1f}, of {len(fleet.returns)} in all"
+        )
+        if last <= first:
+            wrong.append(f"it does not learn: {first:.1f} at first, {last:.1f} at the end")
+    print(
+        f"dead letters {fleet.follower.dead_letters()} (garbage written: {injector.poisoned}), largest lag {fleet.max_lag} records"
+    )
+    return wrong
+
+
+def run(
+    config: Config, options: argparse.Namespace, folder: Path, hosts: Hosts | None, disks: tuple[Path, Path] | None
+) -> dict[str, object]:
+    """The whole thing; its figures."""
+    rng = random.Random(options.seed)
+    state, broker_folder = disks or (folder / "state", folder / "broker-disk")
+    fleet = Fleet(f"chaos-{options.seed}", config, state / "run", broker_folder / "broker", hosts)
+    try:
+        fleet.open()
+        audit, injector = Audit(fleet.service), Injector(fleet.service, rng)
+        fleet.on_turn = audit.turn
+        striker = Striker(fleet, injector, audit, hosts, disks, rng)
+        kinds = {
+            kind: targets for kind, targets in striker.kinds().items() if not options.kinds or kind in options.kinds
+        }
+        took_s, sick = fleet.until_healthy(fleet.mark(), 2 * PATIENCE_S)
+        if sick:
+            raise SystemExit(f"the run does not begin: {sick}\n{_logs(fleet)}")
+        print(f"healthy {took_s:.1f} s after its start; {', '.join(kinds)}", flush=True)
+        faults = schedule(kinds, options.faults, rng)
+        table = strike_all(fleet, striker, audit, faults, options.minutes)
+        lost, doubled = audit.findings.lost, audit.findings.doubled
+        audit.finish(*at_rest(fleet))
+        table.lost["at the end"], table.doubled["at the end"] = (
+            audit.findings.lost - lost,
+            audit.findings.doubled - doubled,
+        )
+        times = [time_s for row in table.healthy_s.values() for time_s in row]
+        struck = {kind for kind, row in table.healthy_s.items() if row}
+        table.healthy_s["at the end"] = []
+        wrong = audit.findings.lines + verdicts(fleet, injector)
+        print(table)
+        for line in wrong[:50]:
+            print(f"WRONG: {line}")
+        audit.close()
+        injector.close()
+    except BaseException:
+        print(_logs(fleet) if fleet.roles else "", file=sys.stderr)
+        raise
+    finally:
+        fleet.close()
+    return {
+        "faults": len(times),
+        "kinds": len(struck),
+        "lost": audit.findings.lost,
+        "doubled": audit.findings.doubled,
+        "healthy_s_p50": round(statistics.median(times), 1),
+        "healthy_s_max": round(max(times), 1),
+        "wrong": len(wrong),
+    }
+
+
+def mounted(folder: Path, size: str) -> Path:
+    """A small disk of its own."""
+    folder.mkdir()
+    subprocess.run(("mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)), check=True)
+    return folder
+
+
+def inside(config: Config, options: argparse.Namespace) -> None:
+    """On the broker's host, or on this machine as it is."""
+    logging.getLogger("gorila").setLevel(logging.ERROR)  # that Kafka went away is no news here
+    hosts = Hosts(host_names(config), options.tag) if options.tag else None
+    with tempfile.TemporaryDirectory() as name:
+        folder, made = Path(name), list[Path]()
+        try:
+            if hosts is not None:
+                made = [mounted(folder / "state", ROLE_DISK), mounted(folder / "broker-disk", BROKER_DISK)]
+            figures = run(config, options, folder, hosts, (made[0], made[1]) if made else None)
+        except GorilaError as error:
+            raise SystemExit(str(error)) from None
+        finally:
+            for disk in made:
+                subprocess.run(("umount", "--lazy", str(disk)), check=False)
+    print(json.dumps(figures))
+
+
+def main() -> None:
+    """See the file's head."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--faults", type=int, default=100)
+    parser.add_argument("--minutes", type=float, default=0.0, help="no new fault after this; 0: all faults")
+    parser.add_argument("--kinds", default="", help="comma-separated; default: all that this machine lets be done")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--quick", action="store_true", help=f"once each: {', '.join(QUICK)}")
+    parser.add_argument("--tag", default="", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    words = sys.argv[1:]
+    options.kinds = [kind.strip() for kind in options.kinds.split(",") if kind.strip()]
+    if options.quick:
+        options.kinds = options.kinds or list(QUICK)
+        options.faults = len(options.kinds)
+    config = load_config("cartpole", (*SETS, f"run.seed={options.seed}"), {})
+    lacking = missing()
+    if options.tag or lacking:
+        if lacking:
+            print(f"no links are cut and no disks are filled: that needs {lacking}")
+        inside(config, options)
+        return
+    with Hosts(host_names(config)) as hosts:
+        command = hosts.command_on(BROKER_HOST, sys.executable, "-m", "benchmarks.chaos", *words, "--tag", hosts.tag)
+        raise SystemExit(subprocess.run(command, check=False).returncode)
+
+
+if __name__ == "__main__":
+    main()
