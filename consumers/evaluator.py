@@ -4,6 +4,7 @@ Rules of this file (rules.md 16):
 1. Both measure one version's weights, held fixed; the confirming mean is what a run reports.
 2. Returns are raw and of full games; exploration is the evaluator's own.
 3. Seeds are the evaluator's domain, new for every round and every start: no episode is ever played twice, none is a training episode.
+4. BatchNorm's statistics are of at least 1,000 frames acted on with the version that is measured, in rounds that do not count, then held fixed (rules.md 15).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from gorila.batch_statistics import WARM_ROWS, ActedStatistics, Buffers, buffers_of
 from gorila.config import Config
 from gorila.environment_facts import EnvironmentFacts
 from gorila.environments import Lanes
@@ -51,7 +53,8 @@ class EvaluatorCore:
         self, config: Config, facts: EnvironmentFacts, evaluator_id: str, make_lanes: MakeLanes, epoch: int = 0
     ) -> None:
         self._config, self._facts, self._id, self._make_lanes = config, facts, evaluator_id, make_lanes
-        self._network = build_network(config, facts)
+        self._network = build_network(config, facts).eval()
+        self._statistics = ActedStatistics(self._network)
         self._round = 0
         self._epoch = epoch
         self._rng = generator(config.run.seed, "policy", 1_000_000, epoch=epoch)
@@ -63,6 +66,8 @@ class EvaluatorCore:
         settings = self._config.evaluator
         self.verdict = None
         returns: list[float] = []
+        if self._statistics:
+            yield from self._warm(version)
         yield from self._play(version, settings.episodes, returns, now_ms)
         screening = self._evaluation(version, "screen", returns, now_ms())
         yield [Outgoing("episodes", screening, key=self._id.encode(), partition=0)]
@@ -74,17 +79,35 @@ class EvaluatorCore:
             yield [Outgoing("episodes", confirmation, key=self._id.encode(), partition=0)]
         self.verdict = Verdict(screening, confirmation)
 
+    def buffers(self) -> Buffers:
+        """The network's statistics as the last version was measured with; empty without BatchNorm."""
+        return buffers_of(self._network)
+
+    def _warm(self, version: int) -> Iterator[list[Outgoing]]:
+        """Acts until WARM_ROWS frames are in the statistics; episodes go on for ever here, and none is told of."""
+        self._statistics.restart()
+        self._statistics.frozen = False
+        policy, lanes = self._lanes_of(version, self._config.evaluator.lanes)
+        playing = EvaluationRound(policy, lanes, self._config.evaluator.epsilon, self._rng)
+        for _ in range(-(-WARM_ROWS // lanes.lanes)):
+            playing.step()
+            yield []
+        lanes.close()
+        self._statistics.frozen = True
+
+    def _lanes_of(self, version: int, count: int) -> tuple[Policy, Lanes]:
+        """A policy and environments whose seeds nobody has had."""
+        self._round += 1
+        seeds = [
+            seed_number(self._config.run.seed, "evaluator", self._round, lane, self._epoch) for lane in range(count)
+        ]
+        return Policy(self._network, self._config, self._facts, version, count), self._make_lanes(seeds)
+
     def _play(
         self, version: int, episodes: int, returns: list[float], now_ms: Callable[[], int]
     ) -> Iterator[list[Outgoing]]:
         while len(returns) < episodes:
-            count = min(self._config.evaluator.lanes, episodes - len(returns))
-            self._round += 1
-            seeds = [
-                seed_number(self._config.run.seed, "evaluator", self._round, lane, self._epoch) for lane in range(count)
-            ]
-            lanes = self._make_lanes(seeds)
-            policy = Policy(self._network, self._config, self._facts, version, count)
+            policy, lanes = self._lanes_of(version, min(self._config.evaluator.lanes, episodes - len(returns)))
             playing = EvaluationRound(policy, lanes, self._config.evaluator.epsilon, self._rng)
             while not playing.done:
                 ended = playing.step()

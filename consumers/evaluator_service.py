@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from consumers.evaluator import EvaluatorCore, wall_ms
+from gorila.batch_statistics import WARM_ROWS, Buffers, newest_checkpointed
 from gorila.environments import make_lanes
-from gorila.errors import UsageError
+from gorila.errors import LocalError, UsageError
 from gorila.kafka import Producer
 from gorila.messages import Evaluation
 from gorila.policy import notes_of, save_weights
@@ -49,7 +51,7 @@ def run_evaluator_service(service: Service) -> None:
         evaluated, flat = view.version, view.flat()
         for outgoing in core.evaluate(evaluated, flat, wall_ms):
             service.health.beat()
-            keeper.look(outgoing, flat)
+            keeper.look(outgoing, flat, core.buffers)
             _send(service, producer, outgoing)
             if service.stop.is_set():
                 break
@@ -82,24 +84,43 @@ class PolicyKeeper:
             pass  # not a file of ours: it is overwritten
         return float("-inf"), False
 
-    def look(self, records: list[Outgoing], flat: NDArray[np.float32]) -> None:
-        """Save the evaluated weights (P,) if one of the records says that they are worth it."""
+    def look(self, records: list[Outgoing], flat: NDArray[np.float32], buffers: Callable[[], Buffers] = dict) -> None:
+        """Save the evaluated weights (P,) if one of the records says that they are worth it.
+
+        A disk that refuses costs a screened version, and is told of; the version that solves the run must be written before that is said.
+
+        Raises:
+            LocalError: the solving version cannot be written.
+
+        Args:
+            buffers: the evaluator's own BatchNorm statistics, for a run whose learners leave their checkpoints elsewhere.
+        """
         for record in records:
             evaluation = record.message
             if not isinstance(evaluation, Evaluation) or self.solved or self._path is None:
                 continue
-            self.solved = evaluation.solved
             better = evaluation.phase == "screen" and evaluation.return_mean > self.best
-            if self.solved or better:
-                self.best = max(self.best, evaluation.return_mean)
+            if evaluation.solved or better:
                 notes = {
                     "run": self._service.run,
                     "return_mean": repr(evaluation.return_mean),
                     "episodes": str(evaluation.episodes),
-                    "solved": "yes" if self.solved else "no",
+                    "solved": "yes" if evaluation.solved else "no",
                 }
                 config, facts = self._service.config, self._service.facts
-                save_weights(self._path, flat, evaluation.weights_version, config, facts, notes)
+                own = buffers()
+                whose = f"{evaluation.evaluator_id} of {WARM_ROWS} frames"
+                statistics = (
+                    (newest_checkpointed(self._service.run_dir, self._service.run) or (whose, own)) if own else None
+                )
+                try:
+                    save_weights(self._path, flat, evaluation.weights_version, config, facts, notes, statistics)
+                except LocalError as error:
+                    if evaluation.solved:
+                        raise
+                    self._service.log.warning("policy.not_kept", version=evaluation.weights_version, reason=str(error))
+                    continue
+                self.best, self.solved = max(self.best, evaluation.return_mean), evaluation.solved
 
 
 def _send(service: Service, producer: Producer, records: list[Outgoing]) -> None:

@@ -1,4 +1,7 @@
-"""One batch and two sets of weights in, one flat gradient out. Torch lives here; nothing is remembered between two batches."""
+"""One batch and two sets of weights in, one flat gradient out. Torch lives here.
+
+Between two batches nothing is remembered but BatchNorm's statistics of the states learned from, and the scale of the loss (consumers/precision.py).
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,8 @@ import torch
 from numpy.typing import NDArray
 
 from consumers.batch_assembly import LearnerBatch
+from consumers.precision import Precision
+from gorila.batch_statistics import Buffers, buffers_of, load_buffers
 from gorila.config import Config
 from gorila.environment_facts import EnvironmentFacts
 from gorila.network import QNetwork, build_network, load_flat
@@ -23,7 +28,7 @@ class Computed:
     """What a batch taught.
 
     Attributes:
-        gradient: float32 (P,), clipped; a view that the next `compute` overwrites.
+        gradient: float32 (P,), unscaled, clipped; a view that the next `compute` overwrites.
         gradient_norm: before clipping, over all parameters.
         loss: weighted batch loss.
         td_error_abs: float32 (B,), before the loss clips it; may hold NaN.
@@ -42,7 +47,10 @@ class GradientStep:
         self._config = config.learner
         self.online = build_network(config, facts)
         self._target = build_network(config, facts)
+        self.precision = Precision(config.learner, self.online)
+        self._target.move_to(self.precision.device)
         self._has_buffers = any(True for _ in self.online.buffers())
+        self._before: Buffers = {}
         self._target.eval()
         for parameter in self._target.parameters():
             parameter.requires_grad_(False)
@@ -62,26 +70,34 @@ class GradientStep:
 
     def compute(self, batch: LearnerBatch, beta: float) -> Computed:
         """The gradient of mean(w · huber(δ)) at the loaded weights; w = P**-beta / max (rules.md 7)."""
-        q_target_t_BA, q_select_t_BA = self._bootstrap(torch.from_numpy(batch.states_t))
-        q_tm1_BA = self.online(torch.from_numpy(batch.states_tm1))
-        action_B = torch.from_numpy(batch.action)
+        tensor = self.precision.tensor
+        if self._has_buffers:
+            self._before = self.buffers()
+        q_target_t_BA, q_select_t_BA = self._bootstrap(tensor(batch.states_t))
+        q_tm1_BA = self.precision.q(self.online, tensor(batch.states_tm1))
+        action_B = tensor(batch.action)
         error_B = td_error(
             q_tm1_BA,
             action_B,
-            torch.from_numpy(batch.n_step_return),
-            torch.from_numpy(batch.discount),
+            tensor(batch.n_step_return),
+            tensor(batch.discount),
             q_target_t_BA,
             q_select_t_BA,
         )
         loss_B = huber(error_B, self._config.huber_delta)
         if self._config.conservative_weight:
             loss_B = loss_B + self._config.conservative_weight * conservative_penalty(q_tm1_BA, action_B)
-        loss = (importance_weights(torch.from_numpy(batch.probability), beta) * loss_B).mean()
-        self.online.flat_gradients.zero_()
-        loss.backward()  # type: ignore[no-untyped-call]
-        gradient: F32 = self.online.flat_gradients.numpy()
+        weight_B = importance_weights(torch.from_numpy(batch.probability), beta).to(loss_B.device)
+        loss = (weight_B * loss_B).mean()
+        self.precision.backward(loss)
+        gradient = self.precision.gradient()
         norm = clip_to_norm(gradient, self._config.clip_norm)
-        return Computed(gradient, norm, loss.item(), error_B.detach().abs().numpy())
+        return Computed(gradient, norm, loss.item(), error_B.detach().abs().cpu().numpy())
+
+    def forget_batch(self) -> None:
+        """The last batch was rejected: its states leave no trace in BatchNorm's statistics."""
+        if self._has_buffers:
+            self.load_buffers(self._before)
 
     @torch.no_grad()
     def _bootstrap(self, states_t: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -89,8 +105,8 @@ class GradientStep:
         if self._has_buffers:  # BatchNorm: both judge s_t by the statistics this node has seen
             self._share_buffers(self.online, self._target)
             self.online.eval()
-        q_target_t_BA = self._target(states_t)
-        q_select_t_BA = self.online(states_t) if self._config.double else q_target_t_BA
+        q_target_t_BA = self.precision.q(self._target, states_t)
+        q_select_t_BA = self.precision.q(self.online, states_t) if self._config.double else q_target_t_BA
         if self._has_buffers:
             self.online.train()
         return q_target_t_BA, q_select_t_BA
@@ -100,15 +116,13 @@ class GradientStep:
         for given, taken in zip(source.buffers(), sink.buffers(), strict=True):
             taken.copy_(given)
 
-    def buffers(self) -> dict[str, NDArray[np.generic]]:
+    def buffers(self) -> Buffers:
         """Local statistics by name, copied: they never leave the node but in its own checkpoint."""
-        return {name: buffer.numpy().copy() for name, buffer in self.online.named_buffers()}
+        return buffers_of(self.online)
 
-    def load_buffers(self, buffers: dict[str, NDArray[np.generic]]) -> None:
+    def load_buffers(self, buffers: Buffers) -> None:
         """From `buffers()`; names this network does not have are ignored."""
-        for name, buffer in self.online.named_buffers():
-            if name in buffers:
-                buffer.copy_(torch.from_numpy(buffers[name]).reshape(buffer.shape))
+        load_buffers(self.online, buffers)
 
 
 def clip_to_norm(gradient: F32, limit: float) -> float:

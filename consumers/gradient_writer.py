@@ -32,10 +32,16 @@ class GradientWriter:
     """
 
     def __init__(
-        self, learner_id: str, num_parameters: int, shards: int, section: LearnerSection, outbox: OutboxPort
+        self,
+        learner_id: str,
+        num_parameters: int,
+        shards: int,
+        section: LearnerSection,
+        outbox: OutboxPort,
+        mixed: bool = False,
     ) -> None:
         self._id, self._outbox = learner_id, outbox
-        self._codec = gradient_codec(section)
+        self._codec = gradient_codec(section, mixed)
         self.bounds = bounds(num_parameters, shards)
         slots = outbox.complete_slots()
         left_over = slots[-1].residual if slots else None
@@ -51,6 +57,11 @@ class GradientWriter:
             self.handled[slot.batch_partition] = max(slot.batch_offset, self.handled.get(slot.batch_partition, -1))
         sizes = [stop - start for start, stop in self.bounds]
         self.unsent = [slot for slot in slots if [gradient.num_parameters for gradient in slot.gradients] == sizes]
+
+    @property
+    def codec(self) -> str:
+        """Its name on the wire."""
+        return self._codec.name
 
     @property
     def saturated(self) -> int:

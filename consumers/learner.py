@@ -7,7 +7,7 @@ Rules of this file:
    unacknowledged batch when the next is written.
 3. θ⁻ is exactly the target record that the snapshot names; until it is here, nothing is computed.
 4. One norm clip over all shards, then the residual is added, then each shard's slice is compressed: residual = what compression lost.
-   A rejected batch sends its priorities and touches neither.
+   A rejected batch sends its priorities and touches neither, nor BatchNorm's statistics.
 5. Batches of a partition are handled in the order of their identity; what is not above the highest handled is skipped.
 """
 
@@ -95,7 +95,8 @@ class Learner:
         self._look_again_s = -math.inf
         self.step = GradientStep(config, facts)
         shards, learner = config.parameter_server.shards, config.learner
-        self.writer = GradientWriter(learner_id, self.step.num_parameters, shards, learner, outbox)
+        mixed = self.step.precision.mixed
+        self.writer = GradientWriter(learner_id, self.step.num_parameters, shards, learner, outbox, mixed)
         # In rounds every batch must become a version, or the actor waits for ever.
         sigma = 0.0 if config.run.synchronous else config.learner.outlier_sigma
         self.guard = OutlierGuard(sigma, config.learner.outlier_warmup_batches)
@@ -285,6 +286,7 @@ class Learner:
         rejected = self.guard.rejects(computed.loss, computed.gradient_norm)
         if rejected:
             self.counts.rejected += 1
+            self.step.forget_batch()
         else:
             gradients = self.writer.write(waiting.identity, computed, len(batch.action), self.view.shard_versions)
             out += self._out(waiting.identity, gradients)

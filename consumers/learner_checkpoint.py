@@ -15,18 +15,19 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from consumers.learner import Learner
+from gorila.batch_statistics import BUFFER
+from gorila.batch_statistics import CHECKPOINT_FORMAT as FORMAT
 from gorila.errors import LocalError
 
-FORMAT = "gorila-learner-1"
 RESIDUAL = "residual"
-BUFFER = "buffer."
 
 
 def save(path: Path, run: str, learner: Learner) -> None:
     """Write the state, whole or not at all. Raises LocalError: disk full, no permission."""
     tensors = {BUFFER + name: np.ascontiguousarray(value) for name, value in learner.step.buffers().items()}
     tensors[RESIDUAL] = np.zeros(0, np.float32) if learner.writer.residual is None else learner.writer.residual.copy()
-    metadata = {"format": FORMAT, "run": run, "guard": json.dumps(learner.guard.state())}
+    guard, version = json.dumps(learner.guard.state()), str(learner.view.version)
+    metadata = {"format": FORMAT, "run": run, "guard": guard, "version": version}
     unfinished = path.with_name(path.name + ".new")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -18,6 +18,7 @@ from consumers import learner_checkpoint
 from consumers.learner import Learner
 from consumers.outbox import Outbox
 from consumers.prefetch import Prefetch
+from gorila.errors import LocalError
 from gorila.flow import LagGate
 from gorila.kafka import Received
 from gorila.metrics import Metrics
@@ -33,6 +34,7 @@ TICK_INTERVAL_S = 0.05
 """Ticks when idle. A learner with something to compute says so itself (Learner.next_due_s)."""
 
 NORM_INTERVAL_S = 1.0
+STATISTICS_INTERVAL_S = 10.0
 
 
 class GradientGate:
@@ -76,17 +78,27 @@ class ServedLearner(Learner):
     service: Service
     metrics: Metrics
     checkpoint_path: Path
+    checkpoint_interval_s: float
     checkpoint_due_s: float
     _norm_due_s: float = 0.0
 
     def snapshot(self) -> Iterable[Outgoing]:
         """Nothing for Kafka; see Learner."""
         now_s = time.monotonic()
-        if now_s >= self.checkpoint_due_s:
-            self.checkpoint_due_s = now_s + self.service.config.learner.checkpoint_interval_s
-            learner_checkpoint.save(self.checkpoint_path, self.service.run, self)
+        if now_s >= self.checkpoint_due_s and self.counts.updates:
+            self.checkpoint_due_s = now_s + self.checkpoint_interval_s
+            self.save_checkpoint()
         self._show(now_s)
         return ()
+
+    def save_checkpoint(self) -> None:
+        """A disk that refuses is told of; learning goes on. What a restart needs is in the outbox, whose room was claimed at the start."""
+        try:
+            learner_checkpoint.save(self.checkpoint_path, self.service.run, self)
+        except LocalError as error:
+            self.service.log.warning(
+                "checkpoint.not_saved", reason=str(error), tried_again_in_s=self.checkpoint_interval_s
+            )
 
     def _show(self, now_s: float) -> None:
         counts, metrics = self.counts, self.metrics
@@ -141,13 +153,21 @@ def run_learner(service: Service) -> None:
     learner.service = service
     learner.metrics = service.metrics
     learner.checkpoint_path = folder / f"{service.name}.safetensors"
-    learner.checkpoint_due_s = started_s + config.learner.checkpoint_interval_s
+    learner.checkpoint_interval_s = config.learner.checkpoint_interval_s
+    learner.checkpoint_due_s = started_s + learner.checkpoint_interval_s
+    if learner.step.buffers():
+        # Policy files take BatchNorm's statistics from there: they should be of nearly the same version.
+        learner.checkpoint_interval_s = min(learner.checkpoint_interval_s, STATISTICS_INTERVAL_S)
+        learner.checkpoint_due_s = started_s
     lost = learner.writer.residual_lost
     restored = learner_checkpoint.restore(learner.checkpoint_path, service.run, learner, residual_too=lost)
     _look_for_weights(service, view)
     service.log.info(
         "learner.ready",
         parameters=num_parameters,
+        device=str(learner.step.precision.device),
+        precision=learner.step.precision.half,
+        codec=learner.writer.codec,
         version=view.version,
         target_version=view.target_version,
         unsent=len(learner.writer.unsent),
@@ -165,7 +185,7 @@ def run_learner(service: Service) -> None:
     )
     try:
         runtime.run()
-        learner_checkpoint.save(learner.checkpoint_path, service.run, learner)
+        learner.save_checkpoint()
     finally:
         prefetch.close()
         outbox.close()
@@ -180,6 +200,7 @@ def run_learner(service: Service) -> None:
             resent=counts.resent,
             orphan_parts=learner.orphan_parts,
             underflowed=learner.writer.underflowed,
+            loss_scale_overflows=learner.step.precision.overflows,
             saturated=learner.writer.saturated,
         )
 

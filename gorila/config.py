@@ -90,6 +90,9 @@ class NetworkSection(Section):
         (), description="mlp: widths; conv: fully connected layers; empty: mlp 128-128, nature 512, small-conv 128"
     )
     dueling: bool = Field(False, description="dueling heads (Wang et al. 2016)")
+    batch_norm: bool = Field(
+        False, description="BatchNorm before each ReLU; its statistics never leave the node that made them"
+    )
     kwargs: dict[str, Any] = Field(default_factory=dict, description="keyword arguments of an imported factory")
 
 
@@ -156,8 +159,9 @@ class LearnerSection(Section):
     beta_end: Fraction = 1.0
     beta_versions: Positive = Field(5000, description="global versions over which beta rises")
     clip_norm: NotNegative = Field(10.0, description="gradient norm over all shards, before compression; 0: off")
-    codec: Literal["fp32", "fp16", "one-bit", "top-k"] = Field(
-        "fp32", description="of gradients; what one loses is sent with the next (error feedback)"
+    codec: Literal["auto", "fp32", "fp16", "one-bit", "top-k"] = Field(
+        "auto",
+        description="of gradients; what one loses is sent with the next (error feedback); auto: fp16 with mixed precision, else fp32",
     )
     one_bit_block: Annotated[int, Field(ge=8, le=65536, multiple_of=8)] = Field(
         1024, description="one-bit: values that share two scales; small networks want small blocks"
@@ -182,6 +186,11 @@ class LearnerSection(Section):
         256, description="a learner waits while a shard's committed lag on gradients is above this"
     )
     torch_threads: Positive = 1
+    device: Literal["cpu", "cuda", "auto"] = Field("cpu", description="auto: a GPU where torch finds one")
+    mixed_precision: Literal["off", "auto", "on"] = Field(
+        "auto",
+        description="layers in float16 on a GPU, bfloat16 on a CPU, with a loss scale; auto: on a GPU; weights stay float32",
+    )
 
 
 class ParameterServerSection(Section):
@@ -316,6 +325,12 @@ class Config(Section):
                 'learner.codec = "top-k" does not learn with parameter_server.optimizer = "adam" (moments of values that are'
                 " seldom sent are skipped): adagrad, rmsprop or sgd"
             )
+        if self.network.batch_norm and self.learner.batch_size < 2:
+            raise ValueError("network.batch_norm needs learner.batch_size of at least 2: one row has no variance")
+        if self.run.synchronous and self.learner.device != "cpu":
+            raise ValueError(
+                f'run.synchronous needs learner.device = "cpu", not "{self.learner.device}": GPU kernels promise no equal bits'
+            )
         if self.parameter_server.mode == "hogwild" and (self.run.synchronous or self.parameter_server.replicas > 1):
             raise ValueError(
                 'parameter_server.mode = "hogwild" gives no two servers the same bits: not with run.synchronous, nor with'
@@ -330,6 +345,8 @@ LOCAL_SECTIONS = frozenset({"kafka", "monitor", "archive"})
 LOCAL_KEYS = frozenset(
     {
         "learner.torch_threads",
+        "learner.device",
+        "learner.mixed_precision",
         "evaluator.lanes",
         # Every gradient record names its codec: learners near and far share a run.
         "learner.codec",

@@ -5,7 +5,8 @@ Rules of this file:
    and returns float32 (B, A).
 2. uint8 frames are scaled to [-1, 1] here and nowhere else. A float state where frames are expected is refused: someone scaled already.
 3. Parameters and gradients are views into two contiguous float32 (P,) tensors, in the order of `Module.parameters()`: loading weights is
-   one copy, a gradient is one vector, no loop over parameters anywhere. Buffers (BatchNorm) are not in them: they never leave the node.
+   one copy, a gradient is one vector, no loop over parameters anywhere. Buffers (BatchNorm) are not in them: they never leave the node
+   (gorila/batch_statistics.py).
 4. Initial weights depend on the run's seed only.
 """
 
@@ -29,13 +30,19 @@ F32 = NDArray[np.float32]
 BUILT_IN_HIDDEN = {"mlp": (128, 128), "nature": (512,), "small-conv": (128,)}
 
 
+def _hidden(features: int, width: int, norm: bool) -> list[nn.Module]:
+    """One hidden layer; with BatchNorm (Ioffe & Szegedy 2015), whose shift takes the place of the bias."""
+    normed: list[nn.Module] = [nn.BatchNorm1d(width)] if norm else []
+    return [nn.Linear(features, width, bias=not norm), *normed, nn.ReLU()]
+
+
 class DuelingHead(nn.Module):
     """Q = V + A - mean A (Wang et al. 2016, eq. 9); features (B, F) to (B, A), one hidden layer a stream."""
 
-    def __init__(self, features: int, hidden: int, actions: int) -> None:
+    def __init__(self, features: int, hidden: int, actions: int, norm: bool = False) -> None:
         super().__init__()
-        self.value = nn.Sequential(nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, 1))
-        self.advantage = nn.Sequential(nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, actions))
+        self.value = nn.Sequential(*_hidden(features, hidden, norm), nn.Linear(hidden, 1))
+        self.advantage = nn.Sequential(*_hidden(features, hidden, norm), nn.Linear(hidden, actions))
 
     def forward(self, features_BF: Tensor) -> Tensor:
         """float32 (B, A)."""
@@ -44,17 +51,19 @@ class DuelingHead(nn.Module):
         return centred
 
 
-def _heads(features: int, hidden: tuple[int, ...], actions: int, dueling: bool) -> list[nn.Module]:
+def _heads(features: int, hidden: tuple[int, ...], actions: int, dueling: bool, norm: bool) -> list[nn.Module]:
     layers: list[nn.Module] = []
     for width in hidden[:-1] if dueling else hidden:
-        layers += [nn.Linear(features, width), nn.ReLU()]
+        layers += _hidden(features, width, norm)
         features = width
-    return [*layers, DuelingHead(features, hidden[-1], actions) if dueling else nn.Linear(features, actions)]
+    return [*layers, DuelingHead(features, hidden[-1], actions, norm) if dueling else nn.Linear(features, actions)]
 
 
-def mlp(state_shape: tuple[int, ...], actions: int, hidden: tuple[int, ...], dueling: bool) -> nn.Module:
+def mlp(
+    state_shape: tuple[int, ...], actions: int, hidden: tuple[int, ...], dueling: bool, norm: bool = False
+) -> nn.Module:
     """Flattened state, ReLU layers. CartPole with (128, 128): 17,410 parameters."""
-    return nn.Sequential(nn.Flatten(), *_heads(math.prod(state_shape), hidden, actions, dueling))
+    return nn.Sequential(nn.Flatten(), *_heads(math.prod(state_shape), hidden, actions, dueling, norm))
 
 
 def _convolutional(
@@ -62,6 +71,7 @@ def _convolutional(
     actions: int,
     hidden: tuple[int, ...],
     dueling: bool,
+    norm: bool,
     layers: list[tuple[int, int, int]],
     name: str,
 ) -> nn.Module:
@@ -77,7 +87,8 @@ def _convolutional(
         )
     channels, height, width = state_shape
     for out, kernel, stride in layers:
-        convolutions += [nn.Conv2d(channels, out, kernel, stride), nn.ReLU()]
+        normed: list[nn.Module] = [nn.BatchNorm2d(out)] if norm else []
+        convolutions += [nn.Conv2d(channels, out, kernel, stride, bias=not norm), *normed, nn.ReLU()]
         channels, height, width = out, (height - kernel) // stride + 1, (width - kernel) // stride + 1
         if min(height, width) < 1:
             raise ConfigError(
@@ -85,20 +96,25 @@ def _convolutional(
                 name,
                 f"frames large enough for its convolutions; this environment's are {state_shape[1:]}",
             )
-    return nn.Sequential(*convolutions, nn.Flatten(), *_heads(channels * height * width, hidden, actions, dueling))
+    heads = _heads(channels * height * width, hidden, actions, dueling, norm)
+    return nn.Sequential(*convolutions, nn.Flatten(), *heads)
 
 
-def nature(state_shape: tuple[int, ...], actions: int, hidden: tuple[int, ...], dueling: bool) -> nn.Module:
+def nature(
+    state_shape: tuple[int, ...], actions: int, hidden: tuple[int, ...], dueling: bool, norm: bool = False
+) -> nn.Module:
     """Mnih et al. 2015, Methods: 32@8/4, 64@4/2, 64@3/1, 512. On (4, 84, 84) with 6 actions: 1,687,206 parameters."""
-    return _convolutional(state_shape, actions, hidden, dueling, [(32, 8, 4), (64, 4, 2), (64, 3, 1)], "nature")
+    return _convolutional(state_shape, actions, hidden, dueling, norm, [(32, 8, 4), (64, 4, 2), (64, 3, 1)], "nature")
 
 
-def small_conv(state_shape: tuple[int, ...], actions: int, hidden: tuple[int, ...], dueling: bool) -> nn.Module:
+def small_conv(
+    state_shape: tuple[int, ...], actions: int, hidden: tuple[int, ...], dueling: bool, norm: bool = False
+) -> nn.Module:
     """For catch's 24x24 frames: 16@4/2, 32@3/2, 128 (rules.md, catch-pixels)."""
-    return _convolutional(state_shape, actions, hidden, dueling, [(16, 4, 2), (32, 3, 2)], "small-conv")
+    return _convolutional(state_shape, actions, hidden, dueling, norm, [(16, 4, 2), (32, 3, 2)], "small-conv")
 
 
-BUILT_IN: dict[str, Callable[[tuple[int, ...], int, tuple[int, ...], bool], nn.Module]] = {
+BUILT_IN: dict[str, Callable[[tuple[int, ...], int, tuple[int, ...], bool, bool], nn.Module]] = {
     "mlp": mlp,
     "nature": nature,
     "small-conv": small_conv,
@@ -109,7 +125,7 @@ def _imported(config: Config, facts: EnvironmentFacts) -> nn.Module:
     path = config.network.factory
     if not is_import_path(path):
         raise ConfigError("network.factory", path, f"{', '.join(BUILT_IN)}, or {WANTED}")
-    for name in ("hidden", "dueling"):
+    for name in ("hidden", "dueling", "batch_norm"):
         if getattr(config.network, name):
             allowed = f"only for {', '.join(BUILT_IN)}; give {path} its own in network.kwargs"
             raise ConfigError(f"network.{name}", getattr(config.network, name), allowed)
@@ -152,6 +168,11 @@ class QNetwork(nn.Module):
             parameter.grad = gradients[start:stop].view(parameter.shape)
             start = stop
         return weights, gradients
+
+    def move_to(self, device: torch.device) -> None:
+        """To another device; `flat_weights` and `flat_gradients` are other tensors afterwards, on it."""
+        self.body.to(device)
+        self.flat_weights, self.flat_gradients = self._flatten()
 
     @property
     def num_parameters(self) -> int:
@@ -198,13 +219,13 @@ def build_network(config: Config, facts: EnvironmentFacts) -> QNetwork:
             body = _imported(config, facts)
         else:
             hidden = config.network.hidden or BUILT_IN_HIDDEN[config.network.factory]
-            body = factory(facts.state_shape, facts.actions, hidden, config.network.dueling)
+            body = factory(facts.state_shape, facts.actions, hidden, config.network.dueling, config.network.batch_norm)
     return QNetwork(body, facts.state_shape, is_frames and config.env.scale != "none")
 
 
 def flat_from(net: QNetwork) -> F32:
     """A copy of the parameters, float32 (P,)."""
-    flat: F32 = net.flat_weights.numpy().copy()
+    flat: F32 = net.flat_weights.cpu().numpy().copy()
     return flat
 
 
@@ -212,7 +233,10 @@ def load_flat(net: QNetwork, flat: F32) -> None:
     """Set all parameters from float32 (P,), in one copy. Raises ShapeError."""
     if flat.shape != (net.num_parameters,) or flat.dtype != np.float32:
         raise ShapeError(f"weights must be float32 ({net.num_parameters},), got {flat.dtype} {flat.shape}")
-    np.copyto(net.flat_weights.numpy(), flat)
+    if net.flat_weights.device.type == "cpu":
+        np.copyto(net.flat_weights.numpy(), flat)
+    else:
+        net.flat_weights.copy_(torch.tensor(flat))
 
 
 def initial_weights(config: Config, facts: EnvironmentFacts) -> F32:

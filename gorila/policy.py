@@ -19,10 +19,11 @@ import safetensors.torch
 import torch
 from numpy.typing import NDArray
 
+from gorila.batch_statistics import Buffers, load_buffers
 from gorila.config import Config
 from gorila.environment_facts import EnvironmentFacts
 from gorila.environments import Lanes, make_lanes
-from gorila.errors import GorilaError, UsageError
+from gorila.errors import GorilaError, LocalError, UsageError
 from gorila.network import QNetwork, build_network, load_flat
 from gorila.observations import RecentFrames
 from gorila.scores import human_normalised
@@ -39,27 +40,37 @@ def save_weights(
     config: Config,
     facts: EnvironmentFacts,
     notes: Mapping[str, str] | None = None,
+    statistics: tuple[str, Buffers] | None = None,
 ) -> None:
-    """Write a policy file whole or not at all: temporary name, fsync, rename.
+    """Write a policy file whole or not at all: temporary name, fsync, rename. Raises LocalError: disk full, no permission.
 
     Args:
         notes: further metadata, such as what an evaluation of these weights came to; `notes_of` reads them.
+        statistics: (whose, buffers) for a network with BatchNorm (gorila/batch_statistics.py).
     """
     network = build_network(config, facts)
     load_flat(network, flat)
+    whose: dict[str, str] = {}
+    if statistics is not None and statistics[1]:
+        whose = {"statistics": statistics[0]}
+        load_buffers(network, statistics[1])
     tensors = {name: tensor.detach().clone().contiguous() for name, tensor in network.body.state_dict().items()}
     metadata = {
         **(notes or {}),
+        **whose,
         "format": FORMAT,
         "version": str(version),
         "config": canonical_json(config),
         "environment": facts.to_json(),
     }
     temporary = path.with_suffix(".tmp")
-    safetensors.torch.save_file(tensors, temporary, metadata)
-    with temporary.open("rb") as written:
-        os.fsync(written.fileno())
-    temporary.replace(path)
+    try:
+        safetensors.torch.save_file(tensors, temporary, metadata)
+        with temporary.open("rb") as written:
+            os.fsync(written.fileno())
+        temporary.replace(path)
+    except (OSError, safetensors.SafetensorError) as error:
+        raise LocalError(f"cannot write {path}: {error}") from None
 
 
 def version_of(path: Path) -> int:
@@ -92,7 +103,7 @@ class Policy:
     def __init__(
         self, network: QNetwork, config: Config, facts: EnvironmentFacts, version: int = -1, lanes: int = 1
     ) -> None:
-        self.network, self.config, self.facts, self.version = network, config, facts, version
+        self.network, self.config, self.facts, self.version = network.eval(), config, facts, version
         self._recent = RecentFrames(lanes, facts.observation_shape, np.dtype(facts.observation_dtype), facts.stack)
         self._lanes = lanes
         self._fresh = np.ones(lanes, dtype=np.bool_)

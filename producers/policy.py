@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from gorila.batch_statistics import ActedStatistics
 from gorila.network import QNetwork, load_flat
 
 Array = NDArray[Any]
@@ -38,6 +39,7 @@ class EpsilonGreedy:
     def __init__(self, network: QNetwork, actions: int, rng: np.random.Generator) -> None:
         torch.set_num_threads(1)
         self._network = network.eval()
+        self._statistics = ActedStatistics(network)  # of the states acted on, where the network has BatchNorm
         self._actions = actions
         self._rng = rng
 

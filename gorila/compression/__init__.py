@@ -51,8 +51,8 @@ def codec(name: str) -> Codec:
     raise BadRecord(f"codec {name[:20]!r} is not one of ours: {', '.join(NAMES)}")
 
 
-def gradient_codec(section: LearnerSection) -> Codec:
-    """The codec a learner writes with."""
+def gradient_codec(section: LearnerSection, mixed: bool = False) -> Codec:
+    """The codec a learner writes with. `mixed`: it computes in mixed precision, so that `auto` is fp16."""
     if section.codec == "one-bit":
         from gorila.compression.one_bit import OneBit
 
@@ -61,6 +61,8 @@ def gradient_codec(section: LearnerSection) -> Codec:
         from gorila.compression.top_k import TopK
 
         return TopK(section.top_k_fraction, section.top_k_warmup_versions)
+    if section.codec == "auto":
+        return codec("fp16" if mixed else "fp32")
     return codec(section.codec)
 
 
