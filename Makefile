@@ -8,7 +8,7 @@ PRESET ?= cartpole
 PIP := $(BIN)/pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help install train test check bench docs clean
+.PHONY: help install train test check bench chaos cluster docs clean
 
 help: ## Show the targets
 	@grep -E '^[a-z]+:.*##' Makefile | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -44,6 +44,12 @@ docs: $(READY) ## Regenerate the documents that come from code
 bench: $(READY) ## Smoke run of every benchmark; figures: python -m benchmarks.NAME
 	@$(PIP) install --quiet --constraint constraints.txt --editable '.[bench]'
 	@for file in benchmarks/[a-z]*.py; do name=$$(basename $$file .py); echo "== $$name"; $(BIN)/python -m benchmarks.$$name --quick || exit 1; done
+
+chaos: $(READY) ## A run under 100 faults, audited; cuts links and fills disks where root may (about 25 minutes; ARGS="--seed 1")
+	@$(BIN)/python -m benchmarks.chaos $(ARGS)
+
+cluster: $(READY) ## compose.yaml's topology as processes in network namespaces, one a "host" (root; ARGS="--preset catch-pixels --updates 2000")
+	@$(BIN)/python -m deploy.cluster $(ARGS)
 
 clean: ## Remove the virtual environment and caches (never runs/ or .gorila/)
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info

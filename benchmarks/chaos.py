@@ -121,10 +121,7 @@ def at_rest(fleet: Fleet) -> tuple[dict[int, int], dict[int, float]]:
     last, since_s, until_s = None, time.monotonic(), time.monotonic() + QUIET_S
     while time.monotonic() - since_s < 12.0:  # the replay looks at the log's beginning every 10 s
         fleet.live(0.5)
-        ends = [
-            fleet.admin.end_offsets([(fleet.service.topic(t), 0)])
-            for t in ("batches", "priorities", "gradients", "weights")
-        ]
+        ends = [fleet.admin.end_offsets([(fleet.service.topic(t), 0)]) for t in ("batches", "priorities", "gradients")]
         now = (ends, fleet.progress.env_steps, sum(lag.records for lag in fleet.follower.lags()))
         if now != last:
             last, since_s = now, time.monotonic()
@@ -228,7 +225,7 @@ def mounted(folder: Path, size: str) -> Path:
 
 def inside(config: Config, options: argparse.Namespace) -> None:
     """On the broker's host, or on this machine as it is."""
-    logging.getLogger("gorila").setLevel(logging.ERROR)  # that Kafka went away is no news here
+    logging.disable(logging.WARNING)  # that Kafka went away is no news here
     hosts = Hosts(host_names(config), options.tag) if options.tag else None
     with tempfile.TemporaryDirectory() as name:
         folder, made = Path(name), list[Path]()
