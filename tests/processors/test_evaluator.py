@@ -14,6 +14,7 @@ from consumers.evaluator_service import PolicyKeeper
 from gorila.config import Config
 from gorila.environment_facts import EnvironmentFacts
 from gorila.environments import describe, make_lanes
+from gorila.errors import LocalError
 from gorila.lanes import Lanes
 from gorila.messages import Episode, Evaluation
 from gorila.network import initial_weights
@@ -147,6 +148,25 @@ def test_the_file_is_the_best_screened_policy_until_one_is_confirmed_for_good(tm
         keeper.look(records, bench.flat)
         kept.append(Policy.load(tmp_path / "weights.safetensors").version)
     assert kept == [1, 1, 3, 3, 3, 4, 4]
+
+
+def test_a_disk_that_refuses_costs_a_screened_version_but_nothing_is_called_solved_without_its_weights(
+    tmp_path: Path,
+) -> None:
+    bench, folder = Bench(), tmp_path / "not-there-yet"
+    warned: list[str] = []
+    service = SimpleNamespace(run="r", run_dir=folder, config=bench.config, facts=bench.facts)
+    service.log = SimpleNamespace(warning=lambda event, **_: warned.append(event))
+    keeper = PolicyKeeper(service)  # type: ignore[arg-type]
+    keeper.look(evaluation("screen", 100, 1), bench.flat)
+    assert warned == ["policy.not_kept"] and not folder.exists()
+    with pytest.raises(LocalError, match="weights"):
+        keeper.look(evaluation("confirm", 480, 1, solved=True), bench.flat)
+    folder.mkdir()
+    keeper.look(evaluation("screen", 90, 2), bench.flat)  # worse than what could not be kept, better than nothing
+    assert Policy.load(folder / "weights.safetensors").version == 2
+    keeper.look(evaluation("confirm", 480, 3, solved=True), bench.flat)
+    assert Policy.load(folder / "weights.safetensors").version == 3 and keeper.solved
 
 
 def test_a_file_of_another_run_or_of_nobody_is_no_memory(tmp_path: Path) -> None:
