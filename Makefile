@@ -6,6 +6,8 @@ READY := $(VENV)/.ready
 EXTRAS := all,dev
 PRESET ?= cartpole
 PIP := $(BIN)/pip --disable-pip-version-check
+# Beam's local portable runner, of the Beam version that constraints.txt pins.
+PRISM_VERSION = v$(shell sed -n 's/^apache-beam==//p' constraints.txt)
 
 .DEFAULT_GOAL := help
 .PHONY: help install train test check bench chaos cluster docs clean
@@ -50,6 +52,12 @@ chaos: $(READY) ## A run under 100 faults, audited; cuts links and fills disks w
 
 cluster: $(READY) ## compose.yaml's topology as processes in network namespaces, one a "host" (root; ARGS="--preset catch-pixels --updates 2000")
 	@$(BIN)/python -m deploy.cluster $(ARGS)
+
+prism: ## Build Prism, Beam's portable runner, with Go into .prism: `make test` then runs the pipeline on it too
+	@command -v go >/dev/null || { echo "Go is not here: Prism is built from source with Go 1.26 or newer. Everything else works without; its tests are skipped."; exit 2; }
+	@echo "Building Prism $(PRISM_VERSION) (the first time fetches its modules and takes about 2 minutes) ..."
+	@GOBIN="$(CURDIR)/.prism" go install github.com/apache/beam/sdks/v2/go/cmd/prism@$(PRISM_VERSION)
+	@echo "$(CURDIR)/.prism/prism"
 
 clean: ## Remove the virtual environment and caches (never runs/ or .gorila/)
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info

@@ -47,6 +47,7 @@ PATIENCE_S = 120.0
 SETS = [
     f"parameter_server.replicas={REPLICAS}",
     f"learner.max_in_flight={WINDOW}",
+    f"replay.max_lag_batches={2 * WINDOW}",
     "parameter_server.target_period_versions=1000",
     "parameter_server.ledger_versions=512",
 ]

@@ -45,7 +45,7 @@ SHARED = (
     "learner.top_k_warmup_versions=0", "parameter_server.target_period_versions=1000000",
     "parameter_server.checkpoint_versions=1000000", "learner.max_lag_records=100000",
 )  # fmt: skip
-UPLINK = ("learner.max_in_flight=64", "parameter_server.weights_bytes_per_s=4e6")
+UPLINK = ("learner.max_in_flight=64", "replay.max_lag_batches=128", "parameter_server.weights_bytes_per_s=4e6")
 DOWNLINK = ("learner.codec=top-k", "learner.max_in_flight=8")
 
 

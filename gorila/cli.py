@@ -12,6 +12,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import Annotated, Any
 
 import typer
 
+from gorila import engine_options as engines
 from gorila.errors import ConfigError, GorilaError, UsageError
 
 app = typer.Typer(
@@ -135,7 +137,8 @@ def _role_command(role: str, target: str, about: str) -> Callable[..., None]:
 
 
 def _replay(
-    run: Run,
+    what: engines.What = "",
+    run: engines.RunName = "",
     index: Index = 0,
     bootstrap_servers: Servers = "",
     sets: Sets = None,
@@ -145,15 +148,52 @@ def _replay(
     recorded_priorities: Priorities = None,
     reprioritise: Reprioritise = "",
 ) -> None:
-    """Turn transitions into prioritised batches (Beam). With --from: a recording's, into a run that has no actors.
+    """Turn transitions into prioritised batches (Beam). With --from: a recording's, into a run that has no actors. With --runner: on another Beam runner.
 
-    Example: gorila replay --run RUN --bootstrap-servers localhost:9092 · gorila replay --run NEW --from parquet:archive/RUN --updates 5000
+    Example: gorila replay --run RUN --bootstrap-servers localhost:9092 · gorila replay --run NEW --from parquet:archive/RUN --updates 5000 · gorila replay --run RUN --runner=flink --flink-master jobmanager:8081 --parallelism 4
+    runner: engines.Runner = "",
+    job_endpoint: engines.JobEndpoint = "",
+    worker_pool: engines.WorkerPool = "",
+    flink_master: engines.FlinkMaster = "",
+    parallelism: engines.Parallelism = None,
+    checkpointing_interval_ms: engines.CheckpointingInterval = None,
+    max_bundle_time_ms: engines.MaxBundleTime = None,
+    state_cache_mb: engines.StateCache = None,
+    listen: engines.Listen = "",
     """
     servers = _servers(bootstrap_servers, sets)
     if not source:
         if updates or reprioritise or recorded_priorities is not None:
             raise UsageError("--updates, --recorded-priorities, --actor-priorities and --reprioritise go with --from")
+    from gorila.engines import Engine
+
+    if what == "worker-pool":
+        _keep_worker_pool(Engine.pool_asked(runner, listen, state_cache_mb), run, source)
+        return
+    if what or listen:
+        raise UsageError(
+            f"gorila replay {what or '--listen'}: --listen goes with worker-pool, the only word replay takes"
+        )
+    if not run:
+        raise UsageError("--run is needed: the name of the run")
+    engine = Engine.asked(
+        runner,
+        job_endpoint,
+        worker_pool,
+        flink_master,
+        parallelism,
+        checkpointing_interval_ms,
+        max_bundle_time_ms,
+        state_cache_mb,
+    )
+    if source and not engine.is_local:
+        raise UsageError(
+            f"--from goes with --runner=fn-api, not with {engine.runner}: a recording is replayed by one process"
+        )
         _run_role("replay", ROLES["replay"][0], run, index, servers, sets, run_dir)
+    if not engine.is_local:
+        _run_role("replay", "pipelines.main:run_portable_replay", run, index, servers, sets, run_dir, engine)
+        return
         return
     from gorila.kafka import Cluster
     from gorila.offline import OfflineReplay, ensure_run
@@ -170,6 +210,24 @@ def _parameter_server(
     run: Run,
     index: Index = 0,
     replica: Replica = 0,
+def _keep_worker_pool(asked: tuple[str, int], run: str, source: str) -> None:
+    from gorila.event_log import open_log
+    from gorila.local.roles import stop_with_supervisor
+
+    if run or source:
+        raise UsageError(
+            "gorila replay worker-pool takes no --run and no --from: the job that asks for a worker names its run"
+        )
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    stop_with_supervisor(stop)
+    log = open_log("replay-worker-pool", {"role": "replay-worker-pool"}, None)
+    importlib.import_module("pipelines.main").run_worker_pool(log, *asked, stop)
+    logging.shutdown()
+    os._exit(0)
+
+
     bootstrap_servers: Servers = "",
     sets: Sets = None,
     run_dir: RunDir = None,

@@ -20,6 +20,7 @@ from pydantic import BaseModel, ValidationError
 
 from gorila.config import LOCAL_KEYS, LOCAL_SECTIONS, Config, KafkaSection
 from gorila.errors import ConfigError, RunError, UsageError
+from gorila.lag_bounds import refuse_narrow
 
 ENV_PREFIX = "GORILA__"
 CREDENTIALS = re.compile(r"//[^/@]*@")
@@ -174,7 +175,9 @@ def load_config(preset: str = "cartpole", sets: Iterable[str] = (), environ: Map
     for layer in (environment_values(os.environ if environ is None else environ), parse_sets(sets)):
         for key, value in layer.items():
             _put(tree, key, value)
-    return validate(tree)
+    config = validate(tree)
+    refuse_narrow(config)
+    return config
 
 
 def canonical_json(config: Config) -> str:

@@ -38,6 +38,11 @@ class Chunk:
     priorities: list[Received] = field(default_factory=list)
     stats: list[Received] = field(default_factory=list)
 
+    @property
+    def is_tick(self) -> bool:
+        """Whether it says nothing but the time."""
+        return self.assignment is None and not (self.transitions or self.priorities or self.stats)
+
 
 @dataclass(slots=True)
 class Drawn:

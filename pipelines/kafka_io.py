@@ -10,6 +10,7 @@ Rules of this file:
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -34,10 +35,16 @@ def records_a_poll(config: Config) -> int:
 
 
 class SplitReader:
-    """Reads what one split needs, as chunks. Used by one thread."""
+    """Reads what one split needs, as chunks. A Beam bundle may be final while the next one polls: one thing at a time.
+
+    Attributes:
+        read: transitions partition -> offset after the newest record handed on; where it starts, before there is one.
+    """
 
     def __init__(self, service: Service) -> None:
         self._service = service
+        self._lock = threading.RLock()
+        self.read: dict[int, int] = {}
         self._topic = service.topic("transitions")
         self._records = records_a_poll(service.config)
         self._owned: dict[int, int] = {}
@@ -83,7 +90,7 @@ class SplitReader:
                 )
                 start = low
             starts[where] = start
-            self._owned[where[1]] = start
+            self._owned[where[1]] = self.read[where[1]] = start
         self._changed, self._paused, self._unwanted_since_s = True, False, None
         self._service.log.info("replay.assigned", starts={p: start for (_, p), start in sorted(starts.items())})
         return starts
@@ -95,11 +102,16 @@ class SplitReader:
         for partition in gone:
             self._owned.pop(partition, None)
             self._committed.pop(partition, None)
+            self.read.pop(partition, None)
         self._changed = True
         self._service.log.info("replay.revoked", partitions=sorted(gone))
 
     def poll(self, timeout_s: float, want_transitions: bool) -> Chunk:
         """Wait for a first record at most `timeout_s`, take what is there."""
+        with self._lock:
+            return self._poll_inputs(timeout_s, want_transitions)
+
+    def _poll_inputs(self, timeout_s: float, want_transitions: bool) -> Chunk:
         self.polls += 1
         transitions = self._poll_transitions(timeout_s, want_transitions)
         waits = not want_transitions and not self._paused
@@ -137,7 +149,17 @@ class SplitReader:
         if records:
             self._service.metrics.count("records_read_total", len(records), topic="transitions")
         # A record of a partition that went away while it lay in the queue is another split's now.
-        return [record for record in records if record.partition in self._owned]
+        records = [record for record in records if record.partition in self._owned]
+        for record in records:
+            self.read[record.partition] = record.offset + 1
+        return records
+
+    def ahead_of(self, taken: Mapping[int, int]) -> int:
+        """Records read that a memory which stands at `taken` does not have; a partition it does not name it has from the start on."""
+        with self._lock:
+            return sum(
+                max(0, at - max(taken.get(p, 0), self._owned[p])) for p, at in self.read.items() if p in self._owned
+            )
 
     def _poll(self, consumer: Consumer, records: int, timeout_s: float) -> list[Received]:
         try:
@@ -153,14 +175,19 @@ class SplitReader:
 
     def handled(self, positions: Mapping[int, int], now: bool = False) -> None:
         """What may be committed: next offset by partition. Commits what is due (`now`: whatever is new), without waiting."""
-        self._handled = {p: offset for p, offset in positions.items() if p in self._owned}
-        # A quarter of the promise: the readers of this number (actors) have their own delay in seeing it.
-        if now or time.monotonic() - self._committed_at_s >= self._service.config.replay.commit_interval_ms / 4000:
-            self._commit(self._handled)
+        with self._lock:
+            # Beam bundles may become final in another order than they ended in.
+            self._handled = {
+                p: max(offset, self._committed.get(p, offset)) for p, offset in positions.items() if p in self._owned
+            }
+            # A quarter of the promise: the readers of this number (actors) have their own delay in seeing it.
+            if now or time.monotonic() - self._committed_at_s >= self._service.config.replay.commit_interval_ms / 4000:
+                self._commit(self._handled)
 
     def commit_now(self) -> None:
         """Commit everything handled and wait for it. Raises BrokerError."""
-        self._commit(self._handled, wait=True)
+        with self._lock:
+            self._commit(self._handled, wait=True)
 
     def _commit(self, positions: Mapping[int, int], wait: bool = False) -> None:
         news = {p: offset for p, offset in positions.items() if self._committed.get(p) != offset}
@@ -171,9 +198,10 @@ class SplitReader:
 
     def close(self) -> None:
         """Leave; nothing is committed here."""
-        self._handled, self._closing = {}, True
-        self._transitions.close()
-        self._tail.close()
+        with self._lock:
+            self._handled, self._closing = {}, True
+            self._transitions.close()
+            self._tail.close()
 
 
 class LogReader:

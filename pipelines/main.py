@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING
 
 import apache_beam as beam
@@ -13,6 +14,8 @@ from pipelines.split_registry import Address
 from pipelines.warm_up import warm_up
 
 if TYPE_CHECKING:
+    from gorila.engines import Engine
+    from gorila.event_log import EventLogger
     from gorila.offline import OfflineReplay
 
 
@@ -34,6 +37,21 @@ def run_replay(service: Service) -> None:
     finally:
         split_registry.leave(service)
         room.close()
+
+
+def run_portable_replay(service: Service, engine: Engine) -> None:
+    """The same pipeline on Prism, Flink or another portable runner: see pipelines/portable.py."""
+    from pipelines.portable import run_portable
+
+    run_portable(service, engine)
+
+
+def run_worker_pool(log: EventLogger, endpoint: str, state_cache_mb: int, stop: threading.Event) -> None:
+    """Keep a worker pool at HOST:PORT until `stop` is set. Raises LocalError when the port is taken."""
+    from pipelines.worker_pool import worker_pool
+
+    with worker_pool(log, endpoint, state_cache_mb):
+        stop.wait()
 
 
 def run_offline_replay(service: Service, offline: OfflineReplay) -> None:

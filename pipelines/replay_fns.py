@@ -6,11 +6,15 @@ Rules of this file:
 1. No GroupByKey, Combine, window, timer or side input: on FnApiRunner they never fire behind the source (../shared/runners.md).
    tests/pipelines/test_graph.py reads this off the pipeline's own graph.
 2. DoFns carry strings. What lives (memory, clients) is in the split's room; a room lost with its worker is rebuilt from the log.
-3. The steps are fused: when `yield` of the source returns, the chunk is in the memory, and what could be drawn is with the producer.
+3. On FnApiRunner the steps are fused: when `yield` of the source returns, the chunk is in the memory, and what could be drawn is with the producer.
+   A portable runner hands a Beam bundle's elements on when it ends, runs source and memory beside each other, and may keep them in two processes:
+   Beam bundles are short there, and the offsets of one are committed when it is final (docs/decisions/0013-portable-runners.md).
 """
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -22,13 +26,16 @@ from apache_beam.transforms.core import RestrictionProvider
 from apache_beam.transforms.userstate import ReadModifyWriteStateSpec
 from apache_beam.utils.timestamp import Duration
 
+from gorila.kafka import Received
 from pipelines import split_registry
 from pipelines.elements import AssignmentCoder, Chunk, Drawn
 from pipelines.split_registry import Address
+from pipelines.split_room import EACH_POLL
 
 ENDLESS = 2**62
 QUIET_S = 1.0
 QUIET_POLLS = 5
+SHORT_BUNDLE_S = 0.05
 Turns = tuple[int, int]
 
 
@@ -114,7 +121,7 @@ class ReadReplayInputs(beam.DoFn):
     """
 
     def __init__(self, address: Address) -> None:
-        self._run, self._servers, self._sets = address.run, address.bootstrap_servers, address.sets
+        self._where = dataclasses.astuple(address)
 
     @beam.DoFn.unbounded_per_element()
     def process(
@@ -124,27 +131,38 @@ class ReadReplayInputs(beam.DoFn):
         tracker: Any = beam.DoFn.RestrictionParam(Turning()),
     ) -> Iterator[tuple[str, Chunk]]:
         """Chunks of this split until about a second is over, or the process has to stop."""
-        room = split_registry.room(Address(self._run, self._servers, self._sets), split)
+        room = split_registry.room(Address(*self._where), split)
         with room.remembering():
             reader = room.open_reader()
         stop = room.service.stop
         replay = room.service.config.replay
-        finalizer.register(room.commit_handled)
+        fused = self._where[3] == EACH_POLL
+        read: dict[int, int] = {}
+        finalizer.register(functools.partial(room.commit_final, read))
         turn, _ = tracker.current_restriction()
         poll_s = replay.poll_ms / 1000
         now_s = time.monotonic()
-        ends_s = now_s + replay.bundle_s
+        # Nothing has moved for a second: a record still wakes the poll at once, only ticks become rarer.
+        quiet = now_s - room.moved_s > QUIET_S
+        ends_s = now_s + (replay.bundle_s if fused else SHORT_BUNDLE_S * QUIET_POLLS if quiet else SHORT_BUNDLE_S)
+        stats: list[Received] = []
         while now_s < ends_s and not stop.is_set():
             if not tracker.try_claim(turn):
                 return
             turn += 1
-            # Nothing has moved for a second: a record still wakes the poll at once, only ticks become rarer.
             quiet = now_s - room.moved_s > QUIET_S
             with room.remembering():
-                chunk = reader.poll(poll_s * QUIET_POLLS if quiet else poll_s, room.wants_transitions())
-            yield split, chunk
+                chunk = reader.poll(poll_s * QUIET_POLLS if quiet else poll_s, room.may_read(stats))
+            now_s, stats = time.monotonic(), chunk.stats
+            # Fused, a tick costs nothing; a runner between the steps carries one a Beam bundle.
+            if fused or not chunk.is_tick or now_s >= ends_s:
+                yield split, chunk
+            read.update(reader.read)
             with room.remembering():
                 room.commit_due()
+            if not fused and chunk.transitions:
+                room.moved_s = now_s
+                ends_s = min(ends_s, now_s + SHORT_BUNDLE_S)
             now_s = time.monotonic()
         if not stop.is_set():
             tracker.defer_remainder(Duration.of(0))
@@ -156,19 +174,19 @@ class Replay(beam.DoFn):
     ASSIGNMENT = ReadModifyWriteStateSpec("assignment", AssignmentCoder())
 
     def __init__(self, address: Address) -> None:
-        self._run, self._servers, self._sets = address.run, address.bootstrap_servers, address.sets
+        self._where = dataclasses.astuple(address)
 
     def process(
         self, element: tuple[str, Chunk], assignment: Any = beam.DoFn.StateParam(ASSIGNMENT)
     ) -> Iterator[tuple[str, Drawn]]:
         """One chunk of one split."""
         split, chunk = element
-        room = split_registry.room(Address(self._run, self._servers, self._sets), split)
+        room = split_registry.room(Address(*self._where), split)
         if chunk.assignment is not None:
             assignment.write(chunk.assignment)
         elif not room.assigned:
             chunk.assignment = assignment.read() or {}
-        with room.remembering():
+        with room.remembering(), room.lock:
             for drawn in room.handle(chunk):
                 yield split, drawn
 
@@ -177,13 +195,13 @@ class WriteBatches(beam.DoFn):
     """Hands drawn records to the split's producer."""
 
     def __init__(self, address: Address) -> None:
-        self._run, self._servers, self._sets = address.run, address.bootstrap_servers, address.sets
+        self._where = dataclasses.astuple(address)
 
     def process(self, element: tuple[str, Drawn]) -> None:
         """One learner batch, or a split's stats."""
         split, drawn = element
-        room = split_registry.room(Address(self._run, self._servers, self._sets), split)
-        with room.remembering():
+        room = split_registry.room(Address(*self._where), split)
+        with room.remembering(), room.lock:
             room.writer.write(drawn)
 
 

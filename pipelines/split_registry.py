@@ -9,27 +9,35 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 
+from gorila.errors import LocalError
 from gorila.service import Service, open_service
-from pipelines.split_room import SplitRoom
+from pipelines.split_room import EACH_POLL, SplitRoom
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a run is, in strings: all that a DoFn may carry."""
+    """Where a run is, in strings: all that a DoFn may carry.
+
+    Attributes:
+        commits: when the source commits: EACH_POLL, EACH_BUNDLE or EACH_CHECKPOINT (split_room.py).
+    """
 
     run: str
     bootstrap_servers: str
     sets: tuple[str, ...] = ()
+    commits: str = EACH_POLL
 
     @classmethod
-    def of(cls, service: Service) -> Address:
-        """The address of a service's run."""
-        return cls(service.run, service.cluster.bootstrap_servers, tuple(service.sets))
+    def of(cls, service: Service, commits: str = EACH_POLL) -> Address:
+        """The address of a service's run. Where a process shows itself (`monitor.…`) is its own business: a worker's is in its environment."""
+        sets = tuple(item for item in service.sets if commits == EACH_POLL or not item.startswith("monitor."))
+        return cls(service.run, service.cluster.bootstrap_servers, sets, commits)
 
 
 _lock = threading.Lock()
 _services: dict[tuple[str, str], Service] = {}
 _rooms: dict[tuple[str, str], SplitRoom] = {}
+_stopping = False
 
 
 def adopt(service: Service) -> None:
@@ -43,11 +51,21 @@ def room(address: Address, split: str) -> SplitRoom:
     key = (address.run, split)
     with _lock:
         if key not in _rooms:
-            service = _services.get(key) or open_service(
-                "replay", address.run, int(split.rpartition("-")[2]), address.bootstrap_servers, address.sets, None
-            )
-            _rooms[key] = SplitRoom(service, split)
+            _rooms[key] = SplitRoom(_services.get(key) or _open(address, split), split, address.commits)
         return _rooms[key]
+
+
+def _open(address: Address, split: str) -> Service:
+    """A service in a worker process of a portable runner."""
+    index = int(split.rpartition("-")[2])
+    service = open_service("replay", address.run, index, address.bootstrap_servers, address.sets, None)
+    try:
+        service.serve_status()
+    except LocalError as error:  # one page a process: the first split's
+        service.log.warning("replay.no_page", reason=str(error))
+    if _stopping:
+        service.stop.set()
+    return service
 
 
 def leave(service: Service) -> SplitRoom | None:
@@ -55,3 +73,24 @@ def leave(service: Service) -> SplitRoom | None:
     with _lock:
         _services.pop((service.run, service.name), None)
         return _rooms.pop((service.run, service.name), None)
+
+
+def stop_all() -> None:
+    """A worker process has to end: every source of it stops after its poll. May be called by a signal handler: takes no lock."""
+    global _stopping  # noqa: PLW0603 - one worker process, one life
+    _stopping = True
+    for split_room in list(_rooms.values()):
+        split_room.service.stop.set()
+
+
+def close_all() -> None:
+    """Close every room of a worker process: published, committed, left. Failures are logged: the other rooms still close."""
+    with _lock:
+        rooms = list(_rooms.values())
+        _rooms.clear()
+    for split_room in rooms:
+        try:
+            split_room.close()
+        except Exception as error:  # whatever one room dies of, the others have records to commit
+            split_room.service.log.error("replay.close_failed", split=split_room.split, reason=str(error))
+        split_room.service.close()

@@ -7,6 +7,7 @@ in a ring: everything else can be rebuilt.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -20,10 +21,17 @@ from gorila.seeds import generator
 from gorila.service import Service
 from gorila.waiting import WaitLog
 from pipelines.elements import Chunk, Drawn
-from pipelines.kafka_io import BatchWriter, LogReader, SplitReader
+from pipelines.kafka_io import BatchWriter, LogReader, SplitReader, records_a_poll
 from pipelines.replay import ReplaySplit
 from pipelines.ring_recovery import RingRecovery
 
+EACH_POLL = "each poll"
+"""Commits: source, memory and sink are fused in one thread; what `yield` returned from is in the memory."""
+EACH_BUNDLE = "each bundle"
+"""Commits when a Beam bundle is final, and at the end: steps run beside each other."""
+EACH_CHECKPOINT = "each checkpoint"
+"""Commits when a Beam bundle is final, which on Flink is when a checkpoint is complete, and never else. The memory may be in another process."""
+READ_AHEAD_POLLS = 4
 DRAIN_S = 2.0
 CLOSE_S = 1.0
 LOW_WATERMARKS_MS = 10_000
@@ -32,15 +40,19 @@ M = TypeVar("M", bound=Message)
 
 
 class SplitRoom:
-    """Everything a split holds in this process. Used by one thread.
+    """Everything a split holds in this process. With EACH_POLL used by one thread; else the steps take `lock`, and the reader has its own.
 
     Attributes:
+        lock: of the memory and the writer.
         failure: the first exception raised in one of the DoFns: the runner hands on its text only.
         moved_s: monotonic time of the newest record in or batch out.
     """
 
-    def __init__(self, service: Service, split: str) -> None:
+    def __init__(self, service: Service, split: str, commits: str = EACH_POLL) -> None:
         config = service.config
+        self.lock = threading.RLock()
+        self._commits = commits
+        self._heard: ReplayStats | None = None  # this split's own stats, when its memory is elsewhere
         # Draws need not repeat after a restart; under --synchronous they are keyed by round instead.
         rng = generator(config.run.seed, "replay", service.index, epoch=int(time.time() * 1000))
         self.service, self.split = service, split
@@ -86,15 +98,49 @@ class SplitRoom:
     def commit_due(self) -> None:
         """After each poll: serve delivery reports, commit what is due, without waiting. Raises BrokerError."""
         self.service.health.beat()
-        self.writer.poll()
-        self.open_reader().handled(self.positions())
+        if self._commits == EACH_POLL:
+            self.writer.poll()
+            self.open_reader().handled(self.positions())
 
-    def commit_handled(self) -> None:
-        """The Beam bundle is final."""
-        self.open_reader().handled(self.positions(), now=True)
+    def commit_final(self, read: Mapping[int, int]) -> None:
+        """The Beam bundle is final: `read` is where the source stood at its end. What the memory has not taken yet is left to the next."""
+        with self.lock:
+            final = self.positions() if self.assigned else dict(read)
+        if self._commits != EACH_POLL:
+            final = {p: min(offset, read[p]) for p, offset in final.items() if p in read}
+        self.open_reader().handled(final, now=True)
+
+    def may_read(self, stats: list[Received]) -> bool:
+        """The source's question: whether transitions may be read now.
+
+        Fused, the memory knows. Else records are on their way between the two: no more than a few polls of them, or a long log would go into the
+        runner's buffers. Where the memory is in another process, its stats say how far it is.
+
+        Args:
+            stats: records of replay-stats the source has read since it last asked.
+        """
+        with self.lock:
+            if self._commits == EACH_POLL:
+                return self.wants_transitions()
+            if self.assigned:
+                taken, wants = self.positions(), self.wants_transitions()
+            else:
+                for record in stats:
+                    if record.key == self.split.encode():
+                        self._heard = self._decoded(record, ReplayStats) or self._heard
+                heard = self._heard
+                names = heard.actors if heard else []
+                offsets = heard.next_offsets.tolist() if heard else []
+                taken = {int(name): offset for name, offset in zip(names, offsets, strict=False)}
+                wants = heard is None or heard.wants_transitions
+        ahead = self.open_reader().ahead_of(taken)
+        return wants and ahead <= READ_AHEAD_POLLS * records_a_poll(self.service.config)
 
     def handle(self, chunk: Chunk) -> Iterator[Drawn]:
         """Take in what came, then draw as far as the rate rule and the learners' lag let it. Raises BrokerError, RunError."""
+        if self._commits != EACH_POLL:
+            self.service.health.beat()
+            self.writer.poll()
         if chunk.assignment is not None:
             self._reassign(chunk.assignment, chunk.priorities_next)
         if chunk.priorities or chunk.transitions:
@@ -228,10 +274,10 @@ class SplitRoom:
         """
         left = 0
         try:
-            if self.failure is None:
+            if self.failure is None and self.assigned:
                 self.writer.write(self._stats(int(time.time() * 1000)))
             left = self.writer.drain(DRAIN_S)
-            if self.reader is not None:
+            if self.reader is not None and self._commits != EACH_CHECKPOINT:
                 self.reader.handled(self.positions(), now=True)
                 if not left:
                     self.reader.commit_now()

@@ -21,7 +21,13 @@ from gorila.settings import load_config
 from gorila.weights import payload_hash
 from producers.main import run_actor
 
-SETS = ["actor.lanes=2", "actor.block_steps=8", "actor.max_lag_records=16", "actor.refresh_s=0.01"]
+SETS = [
+    "actor.lanes=2",
+    "actor.block_steps=8",
+    "actor.max_lag_records=16",
+    "actor.refresh_s=0.01",
+    "replay.commit_interval_ms=16",
+]
 
 
 class Stage:

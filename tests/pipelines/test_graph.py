@@ -2,32 +2,56 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 
 import apache_beam as beam
 import pytest
+from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.portability import common_urns
 from apache_beam.portability.api import beam_runner_api_pb2 as api
 from apache_beam.runners.portability.fn_api_runner import translations
+from apache_beam.runners.portability.portable_runner import PortableRunner
 from apache_beam.utils import proto_utils
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gorila.engines import Engine
 from gorila.kafka import Received
 from pipelines import replay_fns
 from pipelines.elements import AssignmentCoder, Chunk, ChunkCoder, Drawn, DrawnCoder
+from pipelines.portable import portable_flags, portable_pipeline
 from pipelines.runner import local_options, local_runner
 from pipelines.split_registry import Address
+from pipelines.split_room import EACH_CHECKPOINT
 
 STEPS = ["Impulse", "Splits", "ReadReplayInputs", "Replay", "WriteBatches"]
 
 
-@pytest.fixture(scope="module")
-def graph() -> api.Pipeline:
+ADDRESS = Address("run", "localhost:9", ("learner.torch_threads=1",))
+SPLITS = ["replay-0", "replay-1"]
+
+
+def local_graph() -> api.Pipeline:
     pipeline = beam.Pipeline(runner=local_runner(), options=local_options())
-    replay_fns.build(pipeline, Address("run", "localhost:9", ("learner.torch_threads=1",)), ["replay-0", "replay-1"])
+    replay_fns.build(pipeline, ADDRESS, SPLITS)
     return pipeline.to_runner_api()
+
+
+def portable_graph(engine: Engine) -> api.Pipeline:
+    """What the job server is sent."""
+    flags = portable_flags(engine, engine.worker_pool or "localhost:7", engine.job_endpoint)
+    pipeline = portable_pipeline(engine, flags, dataclasses.replace(ADDRESS, commits=EACH_CHECKPOINT), SPLITS)
+    return PortableRunner.get_proto_pipeline(pipeline, PipelineOptions(flags))
+
+
+@pytest.fixture(scope="module", params=["fn-api", "prism", "flink"])
+def graph(request: pytest.FixtureRequest) -> api.Pipeline:
+    if request.param == "fn-api":
+        return local_graph()
+    master = "jobmanager:8081" if request.param == "flink" else ""
+    return portable_graph(Engine.asked(request.param, flink_master=master))
 
 
 def leaves(graph: api.Pipeline) -> dict[str, api.PTransform]:
@@ -95,7 +119,17 @@ def test_no_element_restriction_or_state_goes_through_a_pickle_coder(graph: api.
             assert b"FastPrimitives" not in coder.spec.payload, coder
 
 
-def test_source_memory_and_sink_are_fused_into_one_stage(graph: api.Pipeline) -> None:
+def test_workers_are_ours_wherever_the_runner_is_not() -> None:
+    graph = portable_graph(Engine.asked("flink", flink_master="jobmanager:8081"))
+    used = {pardo(t).do_fn.urn and t.environment_id for t in leaves(graph).values() if t.environment_id}
+    (environment,) = [graph.components.environments[name] for name in used]
+    assert environment.urn == common_urns.environments.EXTERNAL.urn
+    payload = proto_utils.parse_Bytes(environment.payload, api.ExternalPayload)
+    assert payload.endpoint.url == "localhost:50000"
+
+
+def test_source_memory_and_sink_are_fused_into_one_stage() -> None:
+    graph = local_graph()
     _, stages = local_runner().create_stages(graph)
     busy = [stage for stage in stages if any("Replay" in t.unique_name for t in stage.transforms)]
     (last,) = [s for s in busy if any("WriteBatches" in t.unique_name for t in s.transforms)]

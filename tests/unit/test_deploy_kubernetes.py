@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import re
 import shutil
 import subprocess
@@ -13,10 +14,13 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
+from apache_beam.options.pipeline_options import FlinkRunnerOptions
 
 from deploy.build import RUN, files
 from deploy.kustomize import Manifest, resolve
 from gorila.config import Config
+from gorila.engines import Engine
+from gorila.lag_bounds import refuse_narrow_transitions
 from gorila.metrics import BY_NAME
 from gorila.topics import TOPOLOGY, full_name
 from tests.unit.deploy_facts import DEPLOY, configured, image_target, parse, targets
@@ -245,11 +249,57 @@ def test_generated_files_are_what_the_code_says() -> None:
     assert not stale, "run: python -m deploy.build"
 
 
+def flink() -> dict[str, Manifest]:
+    return {manifest["kind"]: manifest for manifest in resolve(DEPLOY / "kubernetes" / "flink")}
+
+
+def engine_of(parsed: dict[str, Any]) -> Engine:
+    """As the command itself makes it: what could not work raises."""
+    names = inspect.signature(Engine.asked).parameters
+    return Engine.asked(**{name: parsed[name] for name in names})
+
+
 def test_what_was_not_run_says_so() -> None:
-    (flink,) = resolve(DEPLOY / "kubernetes" / "flink")
-    assert flink["kind"] == "FlinkDeployment"
-    assert flink["metadata"]["labels"]["gorila/tested"] == "no"
-    workers = flink["spec"]["taskManager"]["podTemplate"]["spec"]["containers"][0]
-    assert image_target(workers["image"]) == "pipeline"
-    config_map = workers["envFrom"][0]["configMapRef"]["name"]
-    assert config_map in {m["metadata"]["name"] for m in of_kind("small", "ConfigMap")}
+    found = flink()
+    assert set(found) == {"FlinkDeployment", "Deployment", "NetworkPolicy"}
+    for kind in ("FlinkDeployment", "Deployment"):
+        assert found[kind]["metadata"]["labels"]["gorila/tested"] == "no"
+    for kind in ("Deployment", "NetworkPolicy"):
+        kubernetes_validate.validate(found[kind], KUBERNETES, strict=True)
+
+
+def test_flinks_job_has_a_split_a_slot_and_finds_the_pool_beside_each_task_manager() -> None:
+    found = flink()
+    values = environment("small")
+    job = found["Deployment"]["spec"]["template"]["spec"]["containers"][0]
+    parsed = parse([re.sub(r"\$\((\w+)\)", lambda m: values[m[1]], argument) for argument in job["args"]])
+    assert (parsed["command"], parsed["run"]) == ("replay", RUN)
+    engine = engine_of(parsed)
+    assert engine.runner == "flink"
+    cluster = found["FlinkDeployment"]["spec"]
+    slots = int(cluster["flinkConfiguration"]["taskmanager.numberOfTaskSlots"])
+    assert engine.parallelism == slots * cluster["taskManager"]["replicas"]
+    assert engine.flink_master == f"{found['FlinkDeployment']['metadata']['name']}-rest:8081"
+    workers = cluster["taskManager"]["podTemplate"]["spec"]["containers"][0]
+    pool = parse(workers["args"])
+    assert (pool["command"], pool["what"]) == ("replay", "worker-pool")
+    assert Engine.pool_asked(pool["runner"], pool["listen"], pool["state_cache_mb"]) == (
+        engine.worker_pool,
+        engine.state_cache_mb,
+    )
+    for container in (workers, job):
+        assert image_target(container["image"]) == "pipeline"
+        assert container["envFrom"][0]["configMapRef"]["name"] in {
+            m["metadata"]["name"] for m in of_kind("small", "ConfigMap")
+        }
+    refuse_narrow_transitions(config("cluster-100"), engine.checkpointing_interval_ms)
+
+
+def test_the_job_server_is_of_the_beam_that_is_pinned_and_of_the_clusters_flink() -> None:
+    found = flink()
+    (server,) = [c for c in found["Deployment"]["spec"]["template"]["spec"]["containers"] if c["name"] == "job-server"]
+    pinned = re.search(r"^apache-beam==(\S+)$", (DEPLOY.parent / "constraints.txt").read_text(), re.MULTILINE)
+    assert pinned
+    version = found["FlinkDeployment"]["spec"]["image"].split(":")[1]
+    assert server["image"] == f"apache/beam_flink{version}_job_server:{pinned[1]}"
+    assert version in FlinkRunnerOptions.PUBLISHED_FLINK_VERSIONS
