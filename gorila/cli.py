@@ -147,10 +147,6 @@ def _replay(
     updates: Updates = 0,
     recorded_priorities: Priorities = None,
     reprioritise: Reprioritise = "",
-) -> None:
-    """Turn transitions into prioritised batches (Beam). With --from: a recording's, into a run that has no actors. With --runner: on another Beam runner.
-
-    Example: gorila replay --run RUN --bootstrap-servers localhost:9092 · gorila replay --run NEW --from parquet:archive/RUN --updates 5000 · gorila replay --run RUN --runner=flink --flink-master jobmanager:8081 --parallelism 4
     runner: engines.Runner = "",
     job_endpoint: engines.JobEndpoint = "",
     worker_pool: engines.WorkerPool = "",
@@ -160,11 +156,11 @@ def _replay(
     max_bundle_time_ms: engines.MaxBundleTime = None,
     state_cache_mb: engines.StateCache = None,
     listen: engines.Listen = "",
+) -> None:
+    """Turn transitions into prioritised batches (Beam). With --from: a recording's, into a run that has no actors. With --runner: on another Beam runner.
+
+    Example: gorila replay --run RUN --bootstrap-servers localhost:9092 · gorila replay --run NEW --from parquet:archive/RUN --updates 5000 · gorila replay --run RUN --runner=flink --flink-master jobmanager:8081 --parallelism 4
     """
-    servers = _servers(bootstrap_servers, sets)
-    if not source:
-        if updates or reprioritise or recorded_priorities is not None:
-            raise UsageError("--updates, --recorded-priorities, --actor-priorities and --reprioritise go with --from")
     from gorila.engines import Engine
 
     if what == "worker-pool":
@@ -190,10 +186,14 @@ def _replay(
         raise UsageError(
             f"--from goes with --runner=fn-api, not with {engine.runner}: a recording is replayed by one process"
         )
-        _run_role("replay", ROLES["replay"][0], run, index, servers, sets, run_dir)
+    servers = _servers(bootstrap_servers, sets)
     if not engine.is_local:
         _run_role("replay", "pipelines.main:run_portable_replay", run, index, servers, sets, run_dir, engine)
         return
+    if not source:
+        if updates or reprioritise or recorded_priorities is not None:
+            raise UsageError("--updates, --recorded-priorities, --actor-priorities and --reprioritise go with --from")
+        _run_role("replay", ROLES["replay"][0], run, index, servers, sets, run_dir)
         return
     from gorila.kafka import Cluster
     from gorila.offline import OfflineReplay, ensure_run
@@ -206,10 +206,6 @@ def _replay(
     _run_role("replay", "pipelines.main:run_offline_replay", run, index, servers, sets, run_dir, offline)
 
 
-def _parameter_server(
-    run: Run,
-    index: Index = 0,
-    replica: Replica = 0,
 def _keep_worker_pool(asked: tuple[str, int], run: str, source: str) -> None:
     from gorila.event_log import open_log
     from gorila.local.roles import stop_with_supervisor
@@ -228,6 +224,10 @@ def _keep_worker_pool(asked: tuple[str, int], run: str, source: str) -> None:
     os._exit(0)
 
 
+def _parameter_server(
+    run: Run,
+    index: Index = 0,
+    replica: Replica = 0,
     bootstrap_servers: Servers = "",
     sets: Sets = None,
     run_dir: RunDir = None,
