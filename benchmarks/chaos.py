@@ -22,25 +22,19 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import defaultdict
 from pathlib import Path
-
-import numpy as np
 
 from benchmarks.chaos_audit import Audit
 from benchmarks.chaos_faults import Fault, Striker, schedule
 from benchmarks.chaos_injection import Injector
+from benchmarks.chaos_results import Table, at_rest, verdicts
 from benchmarks.fleet import BROKER_HOST, Fleet, host_names
 from deploy.hosts import Hosts, missing
 from gorila.config import Config
 from gorila.errors import GorilaError
-from gorila.messages import ReplayStats
-from gorila.run_record import read_all
 from gorila.settings import load_config
 
 PATIENCE_S = 120.0
-QUIET_S = 120.0
-MEMORY_BOUND_MIB = 1024.0
 BROKER_DISK, ROLE_DISK = "3g", "256m"
 SETS = (
     "network.hidden=[32,32]",
@@ -62,28 +56,6 @@ SETS = (
     "evaluator.lanes=5",
 )
 QUICK = ("kill", "pause", "broker kill", "cut link", "poison", "clocks")
-
-
-class Table:
-    """What happened, by kind."""
-
-    def __init__(self) -> None:
-        self.healthy_s: dict[str, list[float]] = defaultdict(list)
-        self.lost: dict[str, int] = defaultdict(int)
-        self.doubled: dict[str, int] = defaultdict(int)
-
-    def row(self, kind: str, healthy_s: float, lost: int, doubled: int) -> None:
-        """One more."""
-        self.healthy_s[kind].append(healthy_s)
-        self.lost[kind] += lost
-        self.doubled[kind] += doubled
-
-    def __str__(self) -> str:
-        lines = [f"{'fault':16} {'times':>6} {'healthy p50':>12} {'max':>7} {'lost':>6} {'doubled':>8}"]
-        for kind, times in sorted(self.healthy_s.items()):
-            p50, most = (f"{statistics.median(times):.1f} s", f"{max(times):.1f} s") if times else ("-", "-")
-            lines.append(f"{kind:16} {len(times):6} {p50:>12} {most:>7} {self.lost[kind]:6} {self.doubled[kind]:8}")
-        return "\n".join(lines)
 
 
 def strike_all(fleet: Fleet, striker: Striker, audit: Audit, faults: list[Fault], minutes: float) -> Table:
@@ -111,57 +83,6 @@ def strike_all(fleet: Fleet, striker: Striker, audit: Audit, faults: list[Fault]
 
 def _logs(fleet: Fleet) -> str:
     return "\n".join(f"== {role.name}\n{role.last_lines(12)}" for role in fleet.roles)
-
-
-def at_rest(fleet: Fleet) -> tuple[dict[int, int], dict[int, float]]:
-    """Stop the actors, wait until nothing moves any more; (sampleable rows, priority mass) by partition as the replay process tells them."""
-    killed = fleet.stop_roles(*(role.name for role in fleet.roles if role.role == "actor"))
-    if killed:
-        print(f"did not stop within 4 s: {', '.join(killed)}")
-    last, since_s, until_s = None, time.monotonic(), time.monotonic() + QUIET_S
-    while time.monotonic() - since_s < 12.0:  # the replay looks at the log's beginning every 10 s
-        fleet.live(0.5)
-        ends = [fleet.admin.end_offsets([(fleet.service.topic(t), 0)]) for t in ("batches", "priorities", "gradients")]
-        now = (ends, fleet.progress.env_steps, sum(lag.records for lag in fleet.follower.lags()))
-        if now != last:
-            last, since_s = now, time.monotonic()
-        if time.monotonic() > until_s:
-            print("the run does not come to rest")
-            break
-    stats = None
-    for record in read_all(fleet.cluster, fleet.service.topic("replay-stats")):
-        if record.key == b"replay-0":
-            stats = fleet.service.schemas.expect(record.value, ReplayStats)
-    assert stats is not None
-    actors = [int(actor) for actor in stats.actors]
-    return dict(zip(actors, stats.sampleable.tolist(), strict=True)), dict(
-        zip(actors, stats.mass.tolist(), strict=True)
-    )
-
-
-def verdicts(fleet: Fleet, injector: Injector) -> list[str]:
-    """What else must hold; a line for each that does not."""
-    wrong = [f"Kafka refused a record of a wrong clock: {line}" for line in injector.refused[:5]]
-    largest: dict[str, float] = defaultdict(float)
-    for name, readings in fleet.rss.items():
-        process = name.split("/")[0]
-        largest[process] = max(largest[process], *(mebibytes for _, mebibytes in readings))
-    print("largest RSS, MiB: " + ", ".join(f"{name} {mebibytes:.0f}" for name, mebibytes in sorted(largest.items())))
-    wrong += [f"{name} took {mebibytes:.0f} MiB" for name, mebibytes in largest.items() if mebibytes > MEMORY_BOUND_MIB]
-    window = min(100, len(fleet.returns) // 3)
-    if window < 10:
-        wrong.append(f"only {len(fleet.returns)} episodes were played")
-    else:
-        first, last = float(np.mean(fleet.returns[:window])), float(np.mean(fleet.returns[-window:]))
-        print(
-            f"mean return of the first {window} episodes {first:.1f}, of the last {last:.1f}, of {len(fleet.returns)} in all"
-        )
-        if last <= first:
-            wrong.append(f"it does not learn: {first:.1f} at first, {last:.1f} at the end")
-    print(
-        f"dead letters {fleet.follower.dead_letters()} (garbage written: {injector.poisoned}), largest lag {fleet.max_lag} records"
-    )
-    return wrong
 
 
 def run(

@@ -84,7 +84,7 @@ class Undisturbed:
     def __init__(self, shard: Shard, ledger_versions: int, checkpoint_versions: int, findings: Findings) -> None:
         self._shard, self._findings = shard, findings
         self._periods = (ledger_versions, checkpoint_versions)
-        self._right = {0: zlib.crc32(shard.state.weights)}
+        self._right = {0: zlib.crc32(shard.state.weights.data)}
         self._states: dict[int, int] = {}
         self._applied: set[tuple[int, int]] = set()
         self._published: list[tuple[str, int, int]] = []
@@ -109,7 +109,7 @@ class Undisturbed:
         if identity in self._applied:
             self._findings.add(f"batch {identity} made two versions, the second is {self.version}", doubled=1)
         self._applied.add(identity)
-        self._right[self.version] = zlib.crc32(self._shard.state.weights)
+        self._right[self.version] = zlib.crc32(self._shard.state.weights.data)
         if any(self.version % period == 0 for period in self._periods):
             self._states[self.version] = self._shard.state_hash()
 
@@ -134,13 +134,10 @@ class Undisturbed:
                 self._findings.add(
                     f"{kind} of version {version} has other bytes than the undisturbed server", doubled=1
                 )
-        if self.shown != self.version:
-            kind = (
-                {"lost": self.version - self.shown}
-                if self.shown < self.version
-                else {"doubled": self.shown - self.version}
-            )
-            self._findings.add(f"{self.shown} is the newest version shown, the log makes {self.version}", **kind)
+        missing = self.version - self.shown
+        if missing:
+            line = f"{self.shown} is the newest version shown, the log makes {self.version}"
+            self._findings.add(line, lost=max(0, missing), doubled=max(0, -missing))
         return len(self._published)
 
 
@@ -248,8 +245,8 @@ class Audit:
         for actor, rows, right in zip(stats.actors, stats.sampleable.tolist(), stats.mass.tolist(), strict=True):
             held, weight = sampleable.get(int(actor), 0), mass.get(int(actor), 0.0)
             if held != rows:
-                difference = {"lost": rows - held} if held < rows else {"doubled": held - rows}
-                self.findings.add(f"replay holds {held} sampleable rows of actor {actor}, its log {rows}", **difference)
+                line = f"replay holds {held} sampleable rows of actor {actor}, its log {rows}"
+                self.findings.add(line, lost=max(0, rows - held), doubled=max(0, held - rows))
             elif not math.isclose(weight, right, rel_tol=MASS_TOLERANCE):
                 self.findings.add(
                     f"replay's priorities of actor {actor} sum to {weight!r}, its log's to {right!r}", lost=1

@@ -7,6 +7,7 @@ log in `broker_folder`: two folders, so that either disk can be filled alone.
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
 from collections import defaultdict
@@ -35,7 +36,6 @@ BROKER_HOST = "broker"
 AGAIN_AFTER_S = 0.3
 FRESH_S = 2.5  # of a health file that is touched once a second
 RSS_EVERY_S = 1.0
-LAGS_EVERY_S = 0.5
 PROGRESS_VERSIONS = 3
 
 
@@ -91,8 +91,7 @@ class Fleet:
         self.roles: list[RoleProcess] = []
         self._starting: threading.Thread | None = None
         self._down_s: dict[str, float] = {}
-        self._rss_due_s = self._lags_due_s = 0.0
-        self._lags_fine = False
+        self._rss_due_s = 0.0
 
     def open(self) -> None:
         """Broker, topics, first weights, roles. Raises GorilaError."""
@@ -263,7 +262,7 @@ class Fleet:
         """End everything that was started here."""
         for role in self.roles:
             if role.pid is not None:
-                os.kill(role.pid, 18)  # SIGCONT: what is stopped does not hear that it should end
+                os.kill(role.pid, signal.SIGCONT)  # what is stopped does not hear that it should end
         self.held |= {role.name for role in self.roles} | {BROKER_HOST}
         stop_all(self.roles)
         if self._starting is not None:
@@ -272,5 +271,5 @@ class Fleet:
             self.follower.close()
         if self.broker is not None:
             if (pid := self.broker_pid()) is not None:
-                os.kill(pid, 18)
+                os.kill(pid, signal.SIGCONT)
             self.broker.stop()
