@@ -1,4 +1,8 @@
-"""From drawn rows to batches records. Nothing here touches a pixel: a record names blocks, carries them as they came, and frames in them."""
+"""From drawn rows to batches records. Nothing here touches a pixel: a record names blocks, carries them as they came, and frames in them.
+
+Small vectors that lie there uncompressed are the exception: only those that the rows need are copied, into one block a record. 64 blocks of
+16 vectors cost the learner more to decode than its update (docs/decisions/0013-one-block-of-vectors.md).
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,8 @@ from pipelines.nstep import U8
 from pipelines.replay_memory import ReplayMemory
 from pipelines.ring_kernels import OVER, STEPS, lay_out_frames
 from pipelines.sampling import DrawnRows
+
+VECTOR_BYTES = 1024  # of one observation; from here on blocks travel whole
 
 
 class BatchAssembly:
@@ -25,7 +31,6 @@ class BatchAssembly:
         self._memory = memory
         self._split = split
         self._record_rows = record_rows
-        self._stamp = 0
         steps = np.arange(STEPS + 1)
         self._discount: F32 = np.concatenate((memory.rules.discount**steps, np.zeros(STEPS + 1))).astype(np.float32)
 
@@ -72,7 +77,7 @@ class BatchAssembly:
         frames_tm1: I32 = np.empty(len(number) * stack, np.int32)
         frames_t: I32 = np.empty(len(number) * stack, np.int32)
         needed: I32 = np.empty(len(number) * 2 * stack, np.int32)
-        self._stamp += 1
+        blocks.stamp += 1
         found = lay_out_frames(
             number,
             row,
@@ -83,13 +88,32 @@ class BatchAssembly:
             blocks.before,
             blocks.after,
             blocks.mark,
-            self._stamp,
+            blocks.stamp,
             frames_tm1,
             frames_t,
             needed,
         )
         observations = blocks.observations
-        return frames_tm1, frames_t, [observations[i] for i in needed[:found].tolist()]  # type: ignore[misc]
+        carried: list[ObservationBlock] = [observations[i] for i in needed[:found].tolist()]  # type: ignore[misc]
+        if all(block.codec == "none" for block in carried) and _frame_bytes(carried[0]) <= VECTOR_BYTES:
+            return _only_needed(carried, frames_tm1, frames_t)
+        return frames_tm1, frames_t, carried
+
+
+def _frame_bytes(block: ObservationBlock) -> int:
+    return len(block.data) // block.count
+
+
+def _only_needed(
+    blocks: list[ObservationBlock], frames_tm1: I32, frames_t: I32
+) -> tuple[I32, I32, list[ObservationBlock]]:
+    """The same states from one block that holds each needed vector once, in the order of the blocks."""
+    first = blocks[0]
+    raw = np.frombuffer(b"".join([block.data for block in blocks]), f"V{_frame_bytes(first)}")
+    wanted, inverse = np.unique(np.concatenate((frames_tm1, frames_t)), return_inverse=True)
+    place: I32 = inverse.astype(np.int32)
+    merged = ObservationBlock(first.dtype, first.shape, len(wanted), "none", raw[wanted].tobytes())
+    return place[: len(frames_tm1)], place[len(frames_tm1) :], [merged]
 
 
 assert OVER == STEPS + 1, "the discount table is indexed by the `ahead` byte"

@@ -20,7 +20,7 @@ class BlockTable:
         count: int32, rows.
         before, after: int32, neighbours in the lane; `before` may name a block that is gone (no sampleable row needs it then).
         partition, offset: identity in Kafka. version: behaviour weights. timestamp_ms: append time.
-        mark: int64, where the block stands in the record being assembled (scratch).
+        mark: int64, where the block stands in the record being assembled (scratch); stamp: which record that is.
     """
 
     start: I32 = field(default_factory=lambda: np.zeros(0, np.int32))
@@ -32,6 +32,7 @@ class BlockTable:
     version: I64 = field(default_factory=lambda: np.zeros(0, np.int64))
     timestamp_ms: I64 = field(default_factory=lambda: np.zeros(0, np.int64))
     mark: I64 = field(default_factory=lambda: np.zeros(0, np.int64))
+    stamp: int = 0
     observations: list[ObservationBlock | None] = field(default_factory=list)
     chains: list[Chain | None] = field(default_factory=list)
     free: list[int] = field(default_factory=list)

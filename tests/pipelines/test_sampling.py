@@ -241,7 +241,8 @@ def test_a_learner_batch_is_consecutive_records_the_last_of_which_may_be_shorter
         record.check()
 
 
-def test_blocks_come_once_in_the_order_first_needed_and_untouched() -> None:
+def test_blocks_come_once_in_the_order_first_needed_and_untouched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipelines.batch_assembly.VECTOR_BYTES", 0)  # these observations are as good as images then
     held = eight_actors()
     for record in _records(held, 64, 32):
         base = np.cumsum([0, *(block.count for block in record.blocks)])
@@ -254,6 +255,22 @@ def test_blocks_come_once_in_the_order_first_needed_and_untouched() -> None:
         assert all(
             id(block.data) in held_blocks for block in record.blocks
         )  # the very bytes: nothing was inflated or copied
+
+
+def test_of_small_vectors_only_the_needed_travel_once_each_in_one_block_and_the_states_are_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    held = eight_actors()
+    few = _records(held, 64, 32)
+    monkeypatch.setattr("pipelines.batch_assembly.VECTOR_BYTES", 0)
+    for record, whole in zip(few, _records(held, 64, 32), strict=True):
+        record.check()
+        (block,) = record.blocks
+        assert (
+            block.count == len(np.unique([*record.frames_tm1, *record.frames_t])) < sum(b.count for b in whole.blocks)
+        )
+        for small, large in zip(states(record), states(whole), strict=True):
+            np.testing.assert_array_equal(small, large)
 
 
 def test_frames_are_stacked_by_the_one_rule() -> None:
