@@ -1,4 +1,4 @@
-"""`gorila export minari`."""
+"""`gorila export minari|onnx`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-export_app = typer.Typer(help="A recording in the formats of other tools.", no_args_is_help=True)
+export_app = typer.Typer(help="A recording or a policy in the formats of other tools.", no_args_is_help=True)
 
 
 @export_app.command("minari")
@@ -39,4 +39,23 @@ def minari(
     typer.echo(
         f"{made.folder}: {made.episodes:,} episodes, {made.steps:,} steps; {made.dropped:,} episodes that are not whole were left out\n"
         f"load it: MINARI_DATASETS_PATH={folder} python -c \"import minari; print(minari.load_dataset('{made.dataset_id}').spec)\""
+    )
+
+
+@export_app.command("onnx")
+def onnx(
+    weights: Annotated[Path, typer.Argument(help="weights.safetensors of a run.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT.onnx", help="The graph to write.")],
+) -> None:
+    """Write a policy as an ONNX graph: raw states in, Q values out.
+
+    Example: gorila export onnx runs/RUN/weights.safetensors policy.onnx
+    """
+    from gorila.onnx_export import export_onnx, refuse_suffix
+
+    refuse_suffix(out)
+    made = export_onnx(weights, out)
+    typer.echo(
+        f"{made.path}: version {made.version}, {made.bytes:,} bytes, states {made.inputs} to q; "
+        f"Q values by onnx's reference differ from torch's by {made.difference:.1g} at most"
     )
