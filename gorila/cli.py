@@ -328,13 +328,17 @@ def evaluate(
         float | None, typer.Option(min=0.0, max=1.0, help="Default: the run's evaluator.epsilon.")
     ] = None,
     seed: Annotated[int, typer.Option(min=0)] = 0,
+    video: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Film one more episode: FILE.gif, FILE.webp or FILE.png.")
+    ] = None,
 ) -> None:
     """Play episodes with saved weights and print the returns' mean, deviation and human-normalised score.
 
-    Example: gorila evaluate runs/RUN/weights.safetensors --episodes 100
+    Example: gorila evaluate runs/RUN/weights.safetensors --episodes 100 --video play.gif
     """
+    filmed = None if video is None else importlib.import_module("gorila.video").film(weights, video, epsilon, seed)
     result = importlib.import_module("gorila.policy").evaluate_file(weights, episodes, epsilon, seed)
-    print(json.dumps(result, indent=2))
+    print(json.dumps({**result, **({"video": filmed} if filmed else {})}, indent=2))
 
 
 @app.command()

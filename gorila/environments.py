@@ -9,19 +9,21 @@ import copy
 import difflib
 import json
 import math
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from gorila.config import Config
 from gorila.environment_facts import EnvironmentFacts
-from gorila.errors import ConfigError, LocalError
+from gorila.errors import ConfigError, LocalError, UsageError
 from gorila.import_path import import_from_path, is_import_path
 from gorila.lanes import AtariLanes, GymnasiumLanes, Lanes, LaneStep
 from gorila.observations import MAX_INFLATED_BYTES, MAX_RANK
 
-__all__ = ["LaneStep", "Lanes", "describe", "make_lanes", "recorded_spaces", "recorded_spec"]
+__all__ = ["Filmed", "LaneStep", "Lanes", "describe", "make_filmed", "make_lanes", "recorded_spaces", "recorded_spec"]
 
 ATARI_PREFIX = "ale:"
 ATARI_EPISODE_STEPS = 27_000  # 108,000 frames at action repeat 4, Mnih et al. 2015
@@ -86,6 +88,60 @@ def describe(config: Config) -> EnvironmentFacts:
     )
     lanes.close()
     return facts
+
+
+@dataclass(frozen=True)
+class Filmed:
+    """One lane whose every step has a picture.
+
+    Attributes:
+        picture: of an observation just made, uint8 (H, W), (H, W, 1) or (H, W, 3).
+        fps: frames a second as the environment means them.
+    """
+
+    lanes: Lanes
+    picture: Callable[[Any], Any]
+    fps: float
+
+
+def make_filmed(config: Config, seed: int, max_episode_steps: int = 0) -> Filmed:
+    """One lane that shows what it renders (`render_mode="rgb_array"`), or its own frames where it renders nothing.
+
+    Raises:
+        UsageError: neither. LocalError: rendering needs a package that is not here. Else as `make_lanes`.
+    """
+    env = config.env
+    if env.id.startswith(ATARI_PREFIX):
+        lanes = make_lanes(config, [seed], max_episode_steps)
+        return Filmed(lanes, np.copy, 60 / env.frame_skip)
+    rendering = env.model_copy(update={"kwargs": {**env.kwargs, "render_mode": "rgb_array"}})
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Gymnasium says that there is no such mode: so do we, below
+            lanes = make_lanes(config.model_copy(update={"env": rendering}), [seed], max_episode_steps)
+    except ConfigError:
+        lanes = make_lanes(config, [seed], max_episode_steps)
+    made = lanes.only if isinstance(lanes, GymnasiumLanes) else None
+    metadata = getattr(made, "metadata", None) or {}
+    fps = float(metadata.get("render_fps") or 30)
+    if "rgb_array" in metadata.get("render_modes", ()) and getattr(made, "render_mode", None) == "rgb_array":
+        return Filmed(lanes, lambda _: _rendered(env.id, made), fps)
+    shape = lanes.observation_shape
+    if lanes.observation_dtype == np.uint8 and (len(shape) == 2 or (len(shape) == 3 and shape[2] in (1, 3))):
+        return Filmed(lanes, np.copy, fps)
+    lanes.close()
+    raise UsageError(
+        f'{env.id} cannot be filmed: it has no render mode "rgb_array", and observations {shape} are no pictures'
+    )
+
+
+def _rendered(name: str, made: Any) -> Any:
+    import gymnasium
+
+    try:
+        return np.asarray(made.render(), dtype=np.uint8)
+    except gymnasium.error.DependencyNotInstalled as error:
+        raise LocalError(f"{name} cannot be filmed: {' '.join(str(error).split())}") from None
 
 
 def recorded_spaces(facts: EnvironmentFacts) -> tuple[Any, Any]:

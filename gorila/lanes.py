@@ -132,6 +132,11 @@ class GymnasiumLanes:
             getattr(getattr(self._envs[0], "spec", None), "max_episode_steps", None) or 0
         )  # steps; 0: none known
 
+    @property
+    def only(self) -> Any:
+        """The first environment: of one lane, all there is."""
+        return self._envs[0]
+
     def reset(self) -> Array:
         for lane, env in enumerate(self._envs):
             self._observations[lane] = env.reset(seed=self._seeds[lane])[0]

@@ -190,6 +190,11 @@ class EvaluationRound:
         ]
 
     @property
+    def observations(self) -> NDArray[Any]:
+        """The newest, (L, ...); valid until the next step."""
+        return self._observations
+
+    @property
     def done(self) -> bool:
         """Every lane has finished its episode."""
         return not self._open.any()
