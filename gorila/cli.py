@@ -22,9 +22,11 @@ import typer
 
 from gorila import engine_options as engines
 from gorila.errors import ConfigError, GorilaError, UsageError
+from gorila.two_words import TwoWords
 
 app = typer.Typer(
     name="gorila",
+    cls=TwoWords,
     help="Distributed deep Q-learning as a stream: actors, a Beam replay pipeline, learners and parameter servers around Apache Kafka.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -366,6 +368,7 @@ def presets() -> None:
 
 def _add_groups() -> None:
     from gorila.export_commands import export_app
+    from gorila.inspect_commands import register as register_inspect
     from gorila.local.broker_commands import add_kafka_command, broker_app
     from gorila.local.watch_commands import register as register_watch
     from gorila.topic_commands import register_cat, topics_app
@@ -377,6 +380,7 @@ def _add_groups() -> None:
     app.add_typer(weights_app, name="weights")
     register_cat(app)
     register_watch(app)
+    register_inspect(app)
     add_kafka_command(app)
 
 
