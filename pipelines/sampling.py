@@ -18,6 +18,7 @@ import numpy as np
 from gorila.messages import F64, I64, Flags
 from pipelines.compiled import compiled
 from pipelines.replay_memory import ReplayMemory
+from pipelines.ring import Ring
 from pipelines.sum_tree import arc_mass, find_in_arc, find_leaf
 
 NO_NEW_SHARE = -1.0
@@ -226,3 +227,54 @@ def draw_rows(
         is_new[b] = (slot[b] - window_start[actor[b]]) % capacity < window
     probability = share.weight * (share.local_fraction / len(rings) * of_actor + (1.0 - share.local_fraction) * of_all)
     return DrawnRows(index[actor] * capacity + slot, slot, probability, is_new, fell_back)
+
+
+def row_probabilities(
+    memory: ReplayMemory,
+    ring: Ring,
+    slots: I64,
+    local_fraction: float,
+    new_window_rows: int,
+    new_share: float | None,
+) -> F64:
+    """P(i) that one draw of a split that holds all actors gives each of these sampleable rows: what `draw_rows` records, for rows nobody drew.
+
+    Args:
+        slots: of sampleable rows of `ring`.
+        new_window_rows, new_share: as for `draw_rows`.
+    """
+    rings = memory.active()
+    forest, capacity = memory.forest, memory.rules.capacity_rows
+    window = min(max(new_window_rows, 0), capacity)
+    p = forest.leaves(ring.index)[slots]
+    masses: F64 = np.array([forest.mass(r.index) for r in rings])
+    own, total = forest.mass(ring.index), float(masses.sum())
+    counts = float(sum(r.sampleable for r in rings))
+    if own <= 0.0:
+        of_actor = np.full(len(slots), 1.0 / ring.sampleable)
+        of_all = np.full(len(slots), 0.0 if total > 0.0 else 1.0 / counts)
+    elif new_share is None:
+        of_actor, of_all = p / own, p / total
+    else:
+        is_new = (slots - (ring.head - window)) % capacity < window
+        new, old = _new_and_old(memory, ring, window)
+        all_new, all_old = np.sum([_new_and_old(memory, r, window) for r in rings], axis=0)
+        of_actor = _mixed(p, is_new, _effective(new_share, new, old), new, old)
+        of_all = _mixed(p, is_new, _effective(new_share, all_new, all_old), all_new, all_old)
+    found: F64 = local_fraction / len(rings) * of_actor + (1.0 - local_fraction) * of_all
+    return found
+
+
+def _new_and_old(memory: ReplayMemory, ring: Ring, window: int) -> tuple[float, float]:
+    forest, capacity = memory.forest, memory.rules.capacity_rows
+    base, first = ring.index * forest.region, (ring.head - window) % capacity
+    new = arc_mass(forest.nodes, base, forest.starts, capacity, first, window)
+    old = arc_mass(forest.nodes, base, forest.starts, capacity, (first + window) % capacity, capacity - window)
+    return new, old
+
+
+def _mixed(p: F64, is_new: Flags, share: float, new: float, old: float) -> F64:
+    in_new = share * p / new if new > 0.0 else np.zeros(len(p))
+    in_old = (1.0 - share) * p / old if old > 0.0 else np.zeros(len(p))
+    found: F64 = np.where(is_new, in_new, in_old)
+    return found
