@@ -339,7 +339,11 @@ def _weights_file(service: Service) -> int | None:
             newest.poll(1.0)
             if newest.view.version < 0:
                 return None
-            policy.save_weights(path, newest.view.flat(), newest.view.version, service.config, service.facts)
+            statistics = importlib.import_module("gorila.batch_statistics").newest_checkpointed(
+                service.run_dir, service.run
+            )
+            flat, found = newest.view.flat(), newest.view.version
+            policy.save_weights(path, flat, found, service.config, service.facts, statistics=statistics)
         finally:
             newest.close()
     version: int = policy.version_of(path)
