@@ -164,11 +164,11 @@ class ReplaySplit:
 
     # Other splits
 
-    def other_split(self, stats: ReplayStats) -> None:
-        """Take another split's newest stats (its own come back too: ignored)."""
+    def other_split(self, stats: ReplayStats, offset: int | None = None) -> None:
+        """Take another split's newest stats (its own come back too: ignored); `offset` in replay-stats says which are newer (None: these)."""
         alone = not self._others
         self._know_counted(stats)
-        inserted = self._others.take(stats)
+        inserted = self._others.take(stats, offset)
         self._others_changed()
         if alone and self._others:
             self.rates.clamp()

@@ -30,7 +30,7 @@ from gorila.kafka import Received
 from pipelines import split_registry
 from pipelines.elements import AssignmentCoder, Chunk, Drawn
 from pipelines.split_registry import Address
-from pipelines.split_room import EACH_POLL
+from pipelines.split_room import EACH_CHECKPOINT, EACH_POLL
 
 ENDLESS = 2**62
 QUIET_S = 1.0
@@ -166,6 +166,9 @@ class ReadReplayInputs(beam.DoFn):
             now_s = time.monotonic()
         if not stop.is_set():
             tracker.defer_remainder(Duration.of(0))
+        elif self._where[3] == EACH_CHECKPOINT:
+            # A worker that ends is not the job's end: what Flink took for finished it would never ask for again.
+            tracker.defer_remainder(Duration.of(1))
 
 
 class Replay(beam.DoFn):

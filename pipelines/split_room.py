@@ -154,7 +154,7 @@ class SplitRoom:
             if record.key != self.split.encode():
                 stats = self._decoded(record, ReplayStats)
                 if stats is not None:
-                    self.replay.other_split(stats)
+                    self.replay.other_split(stats, record.offset)
         yield from self._draw()
         if chunk.time_ms >= self._stats_due_ms:
             self._stats_due_ms = chunk.time_ms + int(self.service.config.replay.stats_interval_ms)
@@ -253,18 +253,18 @@ class SplitRoom:
 
     def _restore_totals(self) -> None:
         """A restarted split's samples-per-insert error goes on where it was."""
-        newest: dict[str, ReplayStats] = {}
+        newest: dict[str, tuple[int, ReplayStats]] = {}
         for record in self._log.read("replay-stats", 0, 0, self._log.bounds("replay-stats", 0)[1]):
             try:
                 stats = self.service.schemas.expect(record.value, ReplayStats)
             except BadRecord:
                 continue
-            newest[stats.split] = stats
-        for split, stats in newest.items():
+            newest[stats.split] = (record.offset, stats)
+        for split, (offset, stats) in newest.items():
             if split == self.split:
                 self.replay.restore_totals(stats)
             else:
-                self.replay.other_split(stats)
+                self.replay.other_split(stats, offset)
 
     def close(self) -> None:
         """Publish the totals, wait until everything is acknowledged, commit what was handled, leave: within 5 s, Kafka there or not.

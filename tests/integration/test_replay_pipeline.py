@@ -6,10 +6,12 @@ import dataclasses
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import confluent_kafka
 import numpy as np
 import pytest
 from replay_process import fingerprint
@@ -210,6 +212,41 @@ def test_priorities_of_rows_that_are_not_in_memory_are_counted_and_never_dead_le
     assert run.end("dead-letters") == 1
 
 
+def test_records_of_machines_whose_clocks_are_years_off_pass_and_recovery_finds_all_of_them(
+    make_run: Callable[..., Run],
+) -> None:
+    """The broker's clock is the only one: what a producer says the time is decides neither what is kept nor what is read again."""
+    run = make_run()
+    year_ms = 365 * 24 * 3600 * 1000
+    now_ms = int(time.time() * 1000)
+    raw = confluent_kafka.Producer({"bootstrap.servers": run.servers})
+    for clock_ms in (now_ms + 5 * year_ms, 1, now_ms - 40 * year_ms, now_ms + 60 * year_ms):
+        block = dataclasses.replace(run.next_block(), actor_epoch=clock_ms)
+        raw.produce(run.topic("transitions"), run.schemas.encode(block), partition=0, timestamp=clock_ms)
+        raw.flush(10)
+        run.block()
+    with run.replay() as room:
+        until(lambda: room.positions() == {0: 8} and run.committed() == 8, "all of them to be handled")
+        oldest_ms = room.replay.oldest_timestamp_ms()
+        assert oldest_ms is not None
+        assert now_ms - 600_000 < oldest_ms < now_ms + 600_000
+        batches = run.batches(6)
+        for number, batch in enumerate(batches):
+            row = Priorities(
+                "learner-0", 0, number, 1, batch.partition, batch.offset, batch.row,
+                np.full(len(batch.row), 5.0 + number, np.float32), 0.1, 1.0, False, 0.5,
+            )  # fmt: skip
+            value = run.schemas.encode(row)
+            raw.produce(run.topic("priorities"), value, partition=0, timestamp=now_ms + (number - 3) * 10 * year_ms)
+            raw.flush(10)
+        until(lambda: room._priorities_next == len(batches), "the priorities to be handled")
+        a_turn_of(room)
+        memory = fingerprint(room.replay)
+    with run.replay() as room:
+        until(lambda: room.positions() == {0: 8} and fingerprint(room.replay) == memory, "an equal memory")
+        room.replay.check_valid()
+
+
 def test_poison_goes_to_dead_letters_and_the_offset_moves_on(make_run: Callable[..., Run]) -> None:
     run = make_run()
     run.block()
@@ -323,6 +360,30 @@ def test_kafka_goes_away_and_comes_back_and_the_pipeline_goes_on(tmp_path: Path)
         process.kill()
         process.wait()
         own.stop()
+
+
+def test_a_beam_bundle_ends_by_itself_whether_records_come_or_not(make_run: Callable[..., Run]) -> None:
+    """A process() that goes on for ever is never final: no commit, no state, no split. Counted in Beam bundles, not in time."""
+    run = make_run("replay.bundle_s=0.1", "replay.max_lag_batches=100000")
+    with run.replay() as room:
+        until(lambda: room.reader is not None and room.assigned, "the first poll")
+        ended = 0
+        final = room.commit_final
+
+        def counted(read: dict[int, int]) -> None:
+            nonlocal ended
+            ended += 1
+            final(read)
+
+        room.commit_final = counted  # type: ignore[method-assign]
+        until(lambda: ended >= 3, "Beam bundles to end while nothing comes")
+        before = ended
+        for _ in range(400):
+            run.block()
+            if ended >= before + 3:
+                break
+        assert ended >= before + 3, "Beam bundles end while records keep coming"
+        until(lambda: run.committed() == run.end("transitions"), "everything to be committed")
 
 
 def test_idle_it_does_not_spin(make_run: Callable[..., Run]) -> None:

@@ -438,12 +438,30 @@ def test_a_splits_own_stats_and_old_ones_change_nothing() -> None:
     replay.other_split(replay.stats(5))
     assert replay.draw(1)[0][0].population == int(replay.stats(5).sampleable.sum())
     feed(other, 1, lane_blocks(1, 4))
-    early = other.stats(6)
+    early = other.stats(7)
     feed(other, 1, lane_blocks(1, 10)[4:])
-    late = other.stats(7)
-    replay.other_split(late)
-    replay.other_split(early)
+    late = other.stats(6)  # its clock was set back meanwhile
+    replay.other_split(late, 21)
+    replay.other_split(early, 20)  # Beam's redelivery
     assert replay.draw(1)[0][0].population == int(replay.stats(8).sampleable.sum() + late.sampleable.sum())
+
+
+def test_a_split_whose_clock_was_years_ahead_does_not_have_the_last_word() -> None:
+    years_ms = 5 * 365 * 24 * 3600 * 1000
+    replay, other, heir = split("replay-0"), split("replay-1"), split("replay-2")
+    feed(replay, 0, lane_blocks(0, 10))
+    feed(other, 1, lane_blocks(1, 4))
+    replay.other_split(other.stats(years_ms), 1)
+    feed(other, 1, lane_blocks(1, 10)[4:])
+    before = replay.rates.error
+    replay.other_split(other.stats(1000), 2)  # restarted, its clock right
+    assert replay.rates.error > before, "what came in there meanwhile earns samples here"
+    assert replay.draw(1)[0][0].population == int(replay.stats(8).sampleable.sum() + other.stats(9).sampleable.sum())
+    feed(heir, 1, lane_blocks(1, 20))
+    replay.other_split(other.stats(years_ms), 3)  # and wrong again, when it loses the actor and dies
+    replay.other_split(heir.stats(1001), 4)
+    replay.stats(1002)
+    assert replay.draw(1)[0][0].population == int(replay.stats(8).sampleable.sum() + heir.stats(9).sampleable.sum())
 
 
 def test_stats_name_actors_by_partition_in_order() -> None:
