@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -67,6 +68,9 @@ class LearningCurve:
         temporary = path.with_suffix(".tmp.png")
         figure.savefig(temporary, dpi=110)
         temporary.replace(path)
+        figure.clear()
+        del figure, axes
+        gc.collect()  # a figure is a net of cycles, 1 MB each time it is drawn; by itself the collector comes for them too seldom
 
 
 def _columns(points: list[tuple[int, float]]) -> tuple[list[int], list[float]]:
