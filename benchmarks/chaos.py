@@ -27,7 +27,7 @@ from pathlib import Path
 from benchmarks.chaos_audit import Audit
 from benchmarks.chaos_faults import Fault, Striker, schedule
 from benchmarks.chaos_injection import Injector
-from benchmarks.chaos_results import Table, at_rest, verdicts
+from benchmarks.chaos_results import AT_REST_S, Table, at_rest, verdicts
 from benchmarks.fleet import BROKER_HOST, Fleet, host_names
 from deploy.hosts import Hosts, missing
 from gorila.config import Config
@@ -96,7 +96,7 @@ def run(
         fleet.open()
         audit, injector = Audit(fleet.service), Injector(fleet.service, rng)
         fleet.on_turn = audit.turn
-        striker = Striker(fleet, injector, audit, hosts, disks, rng)
+        striker = Striker(fleet, injector, audit, hosts, disks, rng, brief=options.quick)
         kinds = {
             kind: targets for kind, targets in striker.kinds().items() if not options.kinds or kind in options.kinds
         }
@@ -107,7 +107,7 @@ def run(
         faults = schedule(kinds, options.faults, rng)
         table = strike_all(fleet, striker, audit, faults, options.minutes)
         lost, doubled = audit.findings.lost, audit.findings.doubled
-        audit.finish(*at_rest(fleet))
+        audit.finish(*at_rest(fleet, 4.0 if options.quick else AT_REST_S))
         table.lost["at the end"], table.doubled["at the end"] = (
             audit.findings.lost - lost,
             audit.findings.doubled - doubled,
@@ -160,6 +160,8 @@ def inside(config: Config, options: argparse.Namespace) -> None:
             for disk in made:
                 subprocess.run(("umount", "--lazy", str(disk)), check=False)
     print(json.dumps(figures))
+    if figures["lost"] or figures["doubled"] or figures["wrong"]:
+        raise SystemExit(1)
 
 
 def main() -> None:

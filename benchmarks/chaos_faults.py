@@ -88,9 +88,11 @@ class Striker:
         hosts: Hosts | None,
         disks: tuple[Path, Path] | None,
         rng: random.Random,
+        brief: bool = False,
     ) -> None:
         self._fleet, self._injector, self._audit = fleet, injector, audit
         self._hosts, self._disks, self._rng = hosts, disks, rng
+        self._pauses_s, self._cuts_s = (PAUSES_S[:1], CUTS_S[:1]) if brief else (PAUSES_S, CUTS_S)
         self._strikes: dict[str, Callable[[str], None]] = {
             "kill": lambda name: self._signal(name, signal.SIGKILL),
             "pause": self._pause,
@@ -148,7 +150,7 @@ class Striker:
 
     def _pause(self, name: str) -> None:
         with self._paused(name):
-            self._fleet.live(self._rng.choice(PAUSES_S))
+            self._fleet.live(self._rng.choice(self._pauses_s))
 
     def _broker_restart(self, _name: str) -> None:
         assert self._fleet.broker is not None
@@ -174,7 +176,7 @@ class Striker:
         assert self._hosts is not None
         self._hosts.cut(name)
         try:
-            self._fleet.live(self._rng.choice(CUTS_S))
+            self._fleet.live(self._rng.choice(self._cuts_s))
         finally:
             self._hosts.join(name)
 

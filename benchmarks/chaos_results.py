@@ -14,6 +14,7 @@ from gorila.messages import ReplayStats
 from gorila.run_record import read_all
 
 QUIET_S = 120.0
+AT_REST_S = 12.0  # the replay looks at the log's beginning every 10 s
 MEMORY_BOUND_MIB = 1024.0
 
 
@@ -39,13 +40,13 @@ class Table:
         return "\n".join(lines)
 
 
-def at_rest(fleet: Fleet) -> tuple[dict[int, int], dict[int, float]]:
-    """Stop the actors, wait until nothing moves any more; (sampleable rows, priority mass) by partition as the replay process tells them."""
+def at_rest(fleet: Fleet, quiet_s: float) -> tuple[dict[int, int], dict[int, float]]:
+    """Stop the actors, wait until nothing moved for so long; (sampleable rows, priority mass) by partition as the replay process tells them."""
     killed = fleet.stop_roles(*(role.name for role in fleet.roles if role.role == "actor"))
     if killed:
         print(f"did not stop within 4 s: {', '.join(killed)}")
     last, since_s, until_s = None, time.monotonic(), time.monotonic() + QUIET_S
-    while time.monotonic() - since_s < 12.0:  # the replay looks at the log's beginning every 10 s
+    while time.monotonic() - since_s < quiet_s:
         fleet.live(0.5)
         ends = [fleet.admin.end_offsets([(fleet.service.topic(t), 0)]) for t in ("batches", "priorities", "gradients")]
         now = (ends, fleet.progress.env_steps, sum(lag.records for lag in fleet.follower.lags()))
