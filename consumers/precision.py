@@ -74,8 +74,11 @@ class Precision:
 
     def q(self, network: QNetwork, states: Tensor) -> Tensor:
         """float32 (B, A)."""
+        if not self.mixed:
+            whole: Tensor = network(states)
+            return whole
         # A context a pass: weights cast in a pass without gradients must not be found again by one that needs them.
-        with torch.autocast(self.device.type, self._half, enabled=self.mixed):
+        with torch.autocast(self.device.type, self._half):
             values: Tensor = network(states)
         return values.float()
 
