@@ -126,10 +126,9 @@ class Runtime:
             self.metrics,
         )
         self._commit_due_s, self._busy_until_s = now_s + self._commit_interval_s, now_s + BUSY_S
-        jumped = getattr(self.processor, "jumped", lambda topic, partition, offset: None)
         for spec in self._inputs:
             service.health.beat()
-            self._readers.append(InputReader(service, spec, self.metrics, self._assigned, self._revoked, jumped))
+            self._readers.append(InputReader(service, spec, self.metrics, self._assigned, self._revoked, self._jumped))
         service.health.ready()
 
     def turn(self, wait_s: float | None = None) -> int:
@@ -244,6 +243,14 @@ class Runtime:
         hook = getattr(self.processor, "skipped", None)
         if hook is not None:
             hook(topic, received.partition, received.offset)
+
+    def _jumped(self, topic: str, partition: int, offset: int) -> None:
+        # Committed though no record came: who is gated by this group's lag would wait for offsets that nobody can read any more.
+        if offset > 0:
+            self._skipped.bad(topic, partition, offset - 1)
+        hook = getattr(self.processor, "jumped", None)
+        if hook is not None:
+            hook(topic, partition, offset)
 
     # ---- 5. flush, 6. snapshot, 7. commit
 

@@ -309,6 +309,24 @@ def test_an_offset_no_longer_in_the_log_follows_the_inputs_policy_and_is_counted
     assert driver.runtime.metrics.value("offsets_gone_total", topic="episodes") == 1
 
 
+@pytest.mark.parametrize("policy", ["earliest", "latest"])
+def test_where_reading_goes_on_behind_a_hole_is_committed_though_nothing_came(policy: str) -> None:
+    # A run resumed after its batches were deleted: replay waits while the learner's lag is above a bound, and the learner waits for replay.
+    driver = ProcessorTestDriver(Relay, Input("episodes", gone=policy))  # type: ignore[arg-type]
+    driver.feed("episodes", *(episode(n) for n in range(2)))
+    driver.commit()
+    for number in range(2, 6):
+        driver.cluster.append(driver.service.topic("episodes"), 0, driver.service.schemas.encode(episode(number)))
+    driver.cluster.delete_below(driver.service.topic("episodes"), 0, 6)
+    driver.crash()
+    assert driver.committed("episodes") == 2
+    driver.commit()
+    assert driver.committed("episodes") == 6
+    driver.feed("episodes", episode(6))
+    driver.commit()
+    assert driver.committed("episodes") == 7
+
+
 def test_an_offset_no_longer_in_the_log_stops_the_role_where_nothing_may_be_missed() -> None:
     driver = ProcessorTestDriver(Relay, Input("episodes", how="assigned", start={0: 0}, gone="fail"))
     for number in range(3):
