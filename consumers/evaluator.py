@@ -16,13 +16,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from gorila.batch_statistics import WARM_ROWS, ActedStatistics, Buffers, buffers_of
+from gorila.batch_statistics import ActedStatistics, Buffers, buffers_of
 from gorila.config import Config
 from gorila.environment_facts import EnvironmentFacts
 from gorila.environments import Lanes
 from gorila.messages import Episode, Evaluation
 from gorila.network import build_network, load_flat
-from gorila.policy import EvaluationRound, Policy
+from gorila.policy import EvaluationRound, Policy, warm
 from gorila.processor import Outgoing
 from gorila.seeds import generator, seed_number
 
@@ -89,8 +89,7 @@ class EvaluatorCore:
         self._statistics.frozen = False
         policy, lanes = self._lanes_of(version, self._config.evaluator.lanes)
         playing = EvaluationRound(policy, lanes, self._config.evaluator.epsilon, self._rng)
-        for _ in range(-(-WARM_ROWS // lanes.lanes)):
-            playing.step()
+        for _ in warm(playing, lanes.lanes):
             yield []
         lanes.close()
         self._statistics.frozen = True

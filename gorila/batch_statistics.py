@@ -5,7 +5,7 @@
 | learner | the states it learned from; the bootstrap of the same batch is judged by those before it; kept in its local checkpoint |
 | actor | the states it acted on; a restarted actor begins anew |
 | evaluator | WARM_ROWS states acted on with the very version it is about to measure, then held fixed |
-| a policy file | the newest learner checkpoint in the run's folder, or its evaluator's where there is none; it says which |
+| a policy file | the newest learner checkpoint in the run's folder, or its evaluator's where there is none; it says which. Without any: of the states it acts on |
 """
 
 from __future__ import annotations

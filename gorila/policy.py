@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ import safetensors.torch
 import torch
 from numpy.typing import NDArray
 
-from gorila.batch_statistics import Buffers, load_buffers
+from gorila.batch_statistics import WARM_ROWS, ActedStatistics, Buffers, load_buffers
 from gorila.config import Config
 from gorila.environment_facts import EnvironmentFacts
 from gorila.environments import Lanes, make_lanes
@@ -107,10 +107,14 @@ class Policy:
         self._recent = RecentFrames(lanes, facts.observation_shape, np.dtype(facts.observation_dtype), facts.stack)
         self._lanes = lanes
         self._fresh = np.ones(lanes, dtype=np.bool_)
+        self.statistics: ActedStatistics | None = None
 
     @classmethod
     def load(cls, path: str | Path, lanes: int = 1) -> Policy:
-        """From a file. Raises UsageError for a path that is not a policy file."""
+        """From a file. Raises UsageError for a path that is not a policy file.
+
+        A network with BatchNorm whose file carries no statistics (weights rebuilt from Kafka alone) keeps those of the states it acts on.
+        """
         metadata = _metadata(path)
         with safetensors.safe_open(str(path), framework="pt") as opened:
             tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 — not a dict
@@ -123,7 +127,10 @@ class Policy:
         with torch.no_grad():
             for name, tensor in own.items():
                 tensor.copy_(tensors[name])
-        return cls(network, config, facts, int(metadata["version"]), lanes)
+        policy = cls(network, config, facts, int(metadata["version"]), lanes)
+        if "statistics" not in metadata and (acted := ActedStatistics(network)):
+            policy.statistics = acted
+        return policy
 
     def reset(self) -> None:
         """The next observations are the first of new episodes."""
@@ -200,6 +207,13 @@ class EvaluationRound:
         return not self._open.any()
 
 
+def warm(playing: EvaluationRound, lanes: int) -> Iterator[None]:
+    """Act until WARM_ROWS frames are in the network's statistics; yields after each step. Episodes go on for ever, and none counts."""
+    for _ in range(-(-WARM_ROWS // lanes)):
+        playing.step()
+        yield
+
+
 def evaluate_file(path: Path, episodes: int, epsilon: float | None, seed: int) -> dict[str, Any]:
     """Play `episodes` with a policy file; the numbers `gorila evaluate` prints. Raises UsageError."""
     probe = Policy.load(path)
@@ -207,6 +221,13 @@ def evaluate_file(path: Path, episodes: int, epsilon: float | None, seed: int) -
     played: list[PlayedEpisode] = []
     chosen = probe.config.evaluator.epsilon if epsilon is None else epsilon
     rng = generator(seed, "policy")
+    if probe.statistics is not None:
+        lanes = make_lanes(probe.config, [seed_number(seed, "evaluator", 0, lane) for lane in range(lanes_count)])
+        policy = Policy(probe.network, probe.config, probe.facts, probe.version, lanes_count)
+        for _ in warm(EvaluationRound(policy, lanes, chosen, generator(seed, "policy", 1)), lanes_count):
+            pass
+        lanes.close()
+        probe.statistics.frozen = True
     round_number = 0
     while len(played) < episodes:
         count = min(lanes_count, episodes - len(played))

@@ -245,3 +245,19 @@ def test_a_loaded_policy_judges_one_state_by_the_files_statistics(tmp_path: Path
     again = Policy.load(path, lanes=3).values(np.repeat(frame, 3, 0))
     assert again == pytest.approx(np.repeat(alone, 3, 0), abs=1e-5), "one lane or three: a state has one value"
     assert evaluate_file(path, 4, None, 0)["episodes"] == 4
+
+
+def test_a_file_without_statistics_gets_those_of_what_it_acts_on(tmp_path: Path) -> None:
+    bench = Bench()
+    path = tmp_path / "w.safetensors"
+    save_weights(path, bench.flat, 7, bench.config, bench.facts)
+    policy = Policy.load(path, lanes=8)
+    assert policy.statistics is not None
+    before = buffers_of(policy.network)
+    for number in range(5):
+        policy.values(np.random.default_rng(number).integers(0, 256, (8, 24, 24), np.uint8))
+    assert not np.array_equal(before["body.1.running_mean"], buffers_of(policy.network)["body.1.running_mean"])
+    first = evaluate_file(path, 30, None, 0)
+    assert first["episodes"] == 30 and evaluate_file(path, 30, None, 0) == first
+    save_weights(path, bench.flat, 7, bench.config, bench.facts, statistics=("me", before))
+    assert Policy.load(path).statistics is None
