@@ -22,6 +22,7 @@ import typer
 
 from gorila import engine_options as engines
 from gorila.errors import ConfigError, GorilaError, UsageError
+from gorila.local.going_on import GoingOn, Memory
 from gorila.two_words import TwoWords
 
 app = typer.Typer(
@@ -59,6 +60,7 @@ Reprioritise = Annotated[
     str,
     typer.Option("--reprioritise", metavar="WEIGHTS", help="Of a recording: TD errors of this policy file instead."),
 ]
+
 
 ROLES = {
     "actor": ("producers.main:run_actor", "Play environments and publish transitions."),
@@ -258,8 +260,9 @@ def _presets() -> list[str]:
 @app.command()
 def train(
     preset: Annotated[
-        str, typer.Argument(help="Preset name or a path to a .toml file.", autocompletion=_presets)
-    ] = "cartpole",
+        str,
+        typer.Argument(help="Preset name or a path to a .toml file.", autocompletion=_presets, show_default="cartpole"),
+    ] = "",
     steps: Annotated[
         int, typer.Option(min=0, help="Stop after this many environment steps; 0: the preset's limit.")
     ] = 0,
@@ -276,14 +279,32 @@ def train(
     updates: Updates = 0,
     recorded_priorities: Priorities = None,
     reprioritise: Reprioritise = "",
+    resume: Annotated[
+        str, typer.Option(metavar="RUN", help="Go on with a run that ended, was stopped or killed.")
+    ] = "",
+    at: Annotated[
+        int | None, typer.Option("--at", min=0, help="With --resume: fork RUN after this offset of its gradients.")
+    ] = None,
+    at_version: Annotated[int | None, typer.Option(min=0, help="With --resume: fork RUN at this version.")] = None,
+    new: Annotated[str, typer.Option("--as", metavar="NEW", help="Name of the fork.")] = "",
+    memory: Annotated[
+        Memory, typer.Option(help="Of a fork: RUN's transitions up to the point, or nothing.")
+    ] = Memory.COPY,
     bootstrap_servers: Servers = "",
     sets: Sets = None,
     runs_dir: Annotated[Path, typer.Option(help="Where the folder of the run is written.")] = Path("runs"),
 ) -> None:
     """Train: a real broker, topics, every role, a live view, a summary. Ctrl-C ends the run and keeps what it learned.
 
-    Example: gorila train · gorila train catch-pixels · gorila train pong --steps 20000 · gorila train cartpole --seeds 5 --set learner.codec=fp16 · gorila train cartpole --offline kafka:RUN --updates 5000
+    Example: gorila train · gorila train catch-pixels · gorila train pong --steps 20000 · gorila train cartpole --seeds 5 --set learner.codec=fp16 · gorila train cartpole --offline kafka:RUN --updates 5000 · gorila train --resume RUN · gorila train --resume RUN --at-version 1200 --as NEW
     """
+    going_on = GoingOn(resume, at, at_version, new, memory)
+    given = {"PRESET": preset, "--seed": seed is not None, "--seeds": seeds > 1, "--synchronous": synchronous}
+    if going_on.check({**given, "--offline": offline, "--reprioritise": reprioritise}):
+        more = [f"kafka.bootstrap_servers={bootstrap_servers}"] if bootstrap_servers else []
+        _print_summary(going_on.train([*(sets or []), *more], steps, updates, runs_dir), runs_dir)
+        return
+    preset = preset or "cartpole"
     from gorila.local.seeds_table import print_seeds
     from gorila.local.train import INTERRUPTED, kafka
     from gorila.local.train import train as run_training
@@ -313,13 +334,17 @@ def train(
             summary = run_training(
                 load_config(preset, [*extra, f"run.seed={number}"]), root=runs_dir, offline=recording
             )
-            print(f"files in {runs_dir / summary.run}: summary.json, curve.png, weights.safetensors, tensorboard, logs")
-            print(json.dumps(dataclasses.asdict(summary), indent=2), flush=True)
+            _print_summary(summary, runs_dir)
             summaries.append(summary)
             if summary.ended_because == INTERRUPTED:
                 break
     if seeds > 1:
         print_seeds(summaries)
+
+
+def _print_summary(summary: Any, runs_dir: Path) -> None:
+    print(f"files in {runs_dir / summary.run}: summary.json, curve.png, weights.safetensors, tensorboard, logs")
+    print(json.dumps(dataclasses.asdict(summary), indent=2), flush=True)
 
 
 @app.command()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gorila.config import Config
@@ -70,7 +70,7 @@ class RunFollower:
         self._cluster: Cluster = service.cluster
         self._config: Config = service.config
         self._progress = progress
-        self._consumer = self._cluster.consumer(ends=True)
+        self._consumer = self._cluster.consumer(ends=True, hurried=False)
         self._admin = self._cluster.admin()
         self._tail = self._cluster.consumer(ends=True)
         places = [(service.topic(t), p) for t in FOLLOWED for p in range(BY_NAME[t].partitions(self._config))]
@@ -148,14 +148,18 @@ class RunFollower:
         key = (self._service.topic("dead-letters"), 0)
         return self._admin.end_offsets([key])[key]
 
-    def first_step_ms(self) -> int | None:
-        """Start of the earliest actor that published, by its own epoch (or its first block's append time without one)."""
-        starts = []
+    def first_step_ms(self, starts: Sequence[int] = ()) -> int | None:
+        """Start of the earliest actor that published, by its own epoch (or its first block's append time without one).
+
+        Args:
+            starts: per transitions partition, where to begin: a resumed run's newest part. Empty: at the run's first.
+        """
+        began = []
         for partition in range(self._config.actor.count):
-            for received in self._read("transitions", partition, 0, 1):
+            for received in self._read("transitions", partition, starts[partition] if starts else 0, 1):
                 block = self._service.schemas.expect(received.value, TransitionBlock)
-                starts.append(block.actor_epoch or received.timestamp_ms)
-        return min(starts) if starts else None
+                began.append(block.actor_epoch or received.timestamp_ms)
+        return min(began) if began else None
 
     def first_batch_ms(self) -> int | None:
         """Append time of the first batch, where a run without actors began; None when the log has it no more."""

@@ -1,4 +1,4 @@
-"""The run as Kafka holds it: its topics, its version-0 checkpoint and the `run` record that every role obeys.
+"""The run as Kafka holds it: its topics, its first checkpoint and the `run` record that every role obeys.
 
 A run exists when its `run` record does: it is written last, so a creation that was cut short is simply done again.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.metadata
 import re
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +23,7 @@ from gorila.kafka import SLICE_S, Cluster, NewTopic, Received, TopicFacts
 from gorila.messages import CheckpointManifest, CheckpointPart, Run
 from gorila.settings import canonical_json
 from gorila.topics import TOPOLOGY, full_name
+from gorila.weights_history import FirstCheckpoint
 
 RUN_TOPIC = "run"
 PART_PARAMETERS = 1 << 20  # 4 MiB of float32: a part fits a record with room to spare
@@ -114,11 +116,16 @@ def create_run(
     facts: EnvironmentFacts,
     initial_weights: NDArray[np.float32],
     schemas: Schemas | None = None,
+    *,
+    firsts: Sequence[FirstCheckpoint] = (),
+    before_record: Callable[[], None] = lambda: None,
 ) -> bool:
-    """Make a run: topics, version-0 checkpoint, `run` record. Does nothing where it exists with the same configuration.
+    """Make a run: topics, first checkpoint, `run` record. Does nothing where it exists with the same configuration.
 
     Args:
         initial_weights: float32 (P,).
+        firsts: where each shard begins, instead of at version 0 with the initial weights: a fork.
+        before_record: called when the topics are there, before the run exists for anybody.
 
     Returns:
         Whether it was made now.
@@ -147,24 +154,43 @@ def create_run(
     producer = cluster.producer()
     checkpoints = full_name(name, "checkpoints")
     for shard, (start, stop) in enumerate(shards):
-        pieces = version_zero_parts(shard, np.asarray(initial_weights[start:stop], dtype="<f4"))
+        first = firsts[shard] if firsts else None
+        pieces = first.parts if first else version_zero_parts(shard, np.asarray(initial_weights[start:stop], "<f4"))
+        version = pieces[0].version
         offsets: list[int] = []
+        target_offsets: list[int] = []
 
         def note(_partition: int, offset: int, offsets: list[int] = offsets) -> None:
             offsets.append(offset)
 
+        def note_target(_partition: int, offset: int, offsets: list[int] = target_offsets) -> None:
+            offsets.append(offset)
+
         for number, piece in enumerate(pieces):
-            key = f"{shard}/0/{number}".encode()
+            key = f"{shard}/{version}/{number}".encode()
             producer.send(checkpoints, schemas.encode(piece), key=key, partition=shard, on_delivery=note)
+        if first is not None and first.target is not None:
+            weights, key = full_name(name, "weights"), f"{shard}/target".encode()
+            producer.send(weights, schemas.encode(first.target), key=key, partition=shard, on_delivery=note_target)
         _acknowledged(producer.flush(ACKNOWLEDGED_S), cluster, checkpoints)
-        manifest = version_zero_manifest(shard, len(pieces), min(offsets), _now_ms())
-        producer.send(checkpoints, schemas.encode(manifest), key=f"{shard}/0/manifest".encode(), partition=shard)
+        manifest = first.manifest if first else version_zero_manifest(shard, len(pieces), -1, _now_ms())
+        manifest.first_part_offset, manifest.target_offset = min(offsets), max(target_offsets, default=-1)
+        key = f"{shard}/{version}/manifest".encode()
+        producer.send(checkpoints, schemas.encode(manifest), key=key, partition=shard)
     _acknowledged(producer.flush(ACKNOWLEDGED_S), cluster, checkpoints)
-    record = Run(name, canonical_json(config), facts.to_json(), schemas.texts(), _product_version(), _now_ms())
-    producer.send(full_name(name, RUN_TOPIC), schemas.encode(record), key=name.encode(), partition=0)
-    _acknowledged(producer.flush(ACKNOWLEDGED_S), cluster, full_name(name, RUN_TOPIC))
     producer.close()
+    before_record()
+    write_record(cluster, name, config, facts.to_json(), schemas)
     return True
+
+
+def write_record(cluster: Cluster, name: str, config: Config, environment: str, schemas: Schemas) -> None:
+    """Write the `run` record: the run exists, or goes on, with this configuration. Raises BrokerError."""
+    topic, producer = full_name(name, RUN_TOPIC), cluster.producer()
+    record = Run(name, canonical_json(config), environment, schemas.texts(), _product_version(), _now_ms())
+    producer.send(topic, schemas.encode(record), key=name.encode(), partition=0)
+    _acknowledged(producer.flush(ACKNOWLEDGED_S), cluster, topic)
+    producer.close()
 
 
 def version_zero_parts(shard: int, weights: NDArray[np.float32]) -> list[CheckpointPart]:

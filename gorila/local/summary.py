@@ -38,6 +38,7 @@ class Summary:
     eval_weights_version: int | None
     weights_version: int | None
     ended_because: str
+    parts: int
 
     def write(self, folder: Path) -> Path:
         """As JSON; returns the path."""
@@ -63,8 +64,13 @@ def summarise(
     restarts: int,
     weights_version: int | None,
     ended_because: str,
+    parts: int = 1,
+    earlier_s: float = 0.0,
 ) -> Summary:
-    """train_wall_s runs from the first environment step (without actors: the first batch) to the end of confirmation (or of the run, when not solved)."""
+    """train_wall_s runs from the first environment step (without actors: the first batch) to the end of confirmation (or of the run, when not solved).
+
+    Of a resumed run `first_step_ms` and `started_ms` are of the newest of its `parts`; `earlier_s` is what the parts before took.
+    """
     result = progress.result
     score = human_normalised(config.env.id, result.return_mean) if result else None
     end_ms = progress.solved_at_ms or ended_ms
@@ -77,7 +83,7 @@ def summarise(
         eval_episodes=result.episodes if result else 0,
         env_steps=progress.env_steps,
         updates=progress.updates,
-        train_wall_s=_rounded((end_ms - first_step_ms) / 1000, 2) if first_step_ms else None,
+        train_wall_s=_rounded(earlier_s + (end_ms - first_step_ms) / 1000, 2) if first_step_ms else None,
         startup_s=_rounded((first_step_ms - started_ms) / 1000, 2) if first_step_ms else None,
         samples_per_insert=_rounded(progress.samples / progress.env_steps, 3) if progress.env_steps else None,
         staleness_p50=progress.staleness_percentile(50),
@@ -92,4 +98,13 @@ def summarise(
         eval_weights_version=result.weights_version if result else None,
         weights_version=weights_version,
         ended_because=ended_because,
+        parts=parts,
     )
+
+
+def restarts_before(folder: Path | None) -> int:
+    """Restarts in the parts before, as the summary they left says; 0 where they left none."""
+    try:
+        return int(json.loads((folder / "summary.json").read_text())["restarts"]) if folder is not None else 0
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0

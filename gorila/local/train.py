@@ -32,8 +32,9 @@ from gorila.kafka import Cluster
 from gorila.local.broker import Broker
 from gorila.local.live_view import LiveView
 from gorila.local.roles import RoleProcess, local_sets, role_processes, stop_all
+from gorila.local.run_parts import Part, begin_part, earlier_s
 from gorila.local.shared_broker import shared_broker
-from gorila.local.summary import Summary, summarise
+from gorila.local.summary import Summary, restarts_before, summarise
 from gorila.run_follower import READ_S, Lag, RunFollower
 from gorila.run_progress import RunProgress
 from gorila.run_record import create_run
@@ -80,6 +81,17 @@ def prepare_folder(root: Path, run: str | None, config: Config) -> Path:
         except OSError as error:
             raise LocalError(f"cannot write to {folder}: {error.strerror}") from None
         return folder
+
+
+def open_folder(root: Path, run: str, config: Config) -> Path:
+    """`runs/<run>/` of a run that is there already, made where it is not; the configuration in it is the one that holds from now on. Raises LocalError."""
+    folder = root / run
+    try:
+        (folder / "logs").mkdir(parents=True, exist_ok=True)
+        (folder / "config.json").write_text(canonical_json(config) + "\n")
+    except OSError as error:
+        raise LocalError(f"cannot write to {folder}: {error.strerror}") from None
+    return folder
 
 
 def describe_environment(config: Config) -> EnvironmentFacts:
@@ -225,18 +237,25 @@ def train(
     view: LiveView | None = None,
     on_tick: Callable[[list[RoleProcess]], None] | None = None,
     offline: OfflineReplay | None = None,
+    there: bool = False,
 ) -> Summary:
-    """One run from nothing to its summary; with `offline`, from a recording and without actors. Raises GorilaError with one clear line."""
+    """One run from nothing to its summary; with `offline`, from a recording and without actors. Raises GorilaError with one clear line.
+
+    Args:
+        there: `run` is on Kafka already, with this configuration: resumed, or forked a moment ago. Its folder is kept whatever happens.
+    """
     started_ms = int(time.time() * 1000)
-    folder = prepare_folder(root, run, config)
+    folder = open_folder(root, run, config) if there and run else prepare_folder(root, run, config)
     view = view or LiveView(folder.name, config)
     signals = _Signals()
     try:
         with signals.caught(), ThreadPoolExecutor(1) as background:
-            weights_ready = background.submit(
-                lambda: (facts := describe_environment(config), first_weights(config, facts))
-            )
-            view.event(f"starting {folder.name}: Kafka, environment, first weights")
+            weights_ready = None
+            if not there:
+                weights_ready = background.submit(
+                    lambda: (facts := describe_environment(config), first_weights(config, facts))
+                )
+            view.event(f"{'going on with' if there else 'starting'} {folder.name}: Kafka, environment, first weights")
             with kafka(config) as (bootstrap_servers, broker):
                 cluster = Cluster(
                     bootstrap_servers,
@@ -245,11 +264,12 @@ def train(
                     stop=signals.stop,
                 )
                 cluster.admin().ping()
-                facts, weights = weights_ready.result()
-                for warning in offline.examine(cluster, config, facts) if offline else ():
-                    view.event(f"warning: {warning}")
-                if not create_run(cluster, folder.name, config, facts, weights):
-                    raise RunError(f"run {folder.name} exists on Kafka at {cluster.bootstrap_servers}: try again")
+                if weights_ready is not None:
+                    facts, weights = weights_ready.result()
+                    for warning in offline.examine(cluster, config, facts) if offline else ():
+                        view.event(f"warning: {warning}")
+                    if not create_run(cluster, folder.name, config, facts, weights):
+                        raise RunError(f"run {folder.name} exists on Kafka at {cluster.bootstrap_servers}: try again")
                 service = open_service(
                     "train", folder.name, 0, bootstrap_servers, local_sets(config), folder, terminal=False, environ={}
                 )
@@ -257,7 +277,7 @@ def train(
                 signals.roles_run = True
                 return _supervised(service, config, broker, view, signals.stop, started_ms, on_tick, offline)
     finally:
-        if not signals.roles_run:
+        if not signals.roles_run and not there:
             shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -273,6 +293,7 @@ def _supervised(
 ) -> Summary:
     """Steps 4 to 6."""
     assert service.run_dir is not None
+    parts = begin_part(service, started_ms)
     progress = RunProgress()
     follower = RunFollower(service, progress)
     roles = role_processes(service.run, config, service.cluster.bootstrap_servers, service.run_dir, offline)
@@ -287,7 +308,7 @@ def _supervised(
         killed = stop_all(roles)
         if killed:
             view.event(f"did not stop in time and were killed: {', '.join(killed)}")
-    summary = _finish(service, follower, progress, roles, started_ms, ended_ms, reason)
+    summary = _finish(service, follower, progress, roles, parts, ended_ms, reason)
     follower.close()
     summary.write(service.run_dir)
     if failure is not None:
@@ -300,7 +321,7 @@ def _finish(
     follower: RunFollower,
     progress: RunProgress,
     roles: list[RoleProcess],
-    started_ms: int,
+    parts: list[Part],
     ended_ms: int,
     reason: str,
 ) -> Summary:
@@ -317,14 +338,17 @@ def _finish(
         service.run,
         service.config,
         progress,
-        first_step_ms=measured(follower.first_step_ms, None) or measured(follower.first_batch_ms, None),
-        started_ms=started_ms,
+        first_step_ms=measured(lambda: follower.first_step_ms(parts[-1].starts), None)
+        or measured(follower.first_batch_ms, None),
+        started_ms=parts[-1].started_ms,
         ended_ms=ended_ms,
         bytes_per_transition=measured(follower.bytes_per_transition, None),
         dead_letters=measured(follower.dead_letters, 0),
-        restarts=sum(role.restarts for role in roles),
+        restarts=sum(role.restarts for role in roles) + restarts_before(service.run_dir),
         weights_version=measured(lambda: _weights_file(service), None),
         ended_because=reason,
+        parts=len(parts),
+        earlier_s=measured(lambda: earlier_s(service, follower, parts), 0.0),
     )
 
 
