@@ -13,15 +13,25 @@ from typing import Any
 
 import psutil
 import pytest
+from apache_beam import DoFn
+from apache_beam.runners.sdf_utils import RestrictionTrackerView, ThreadsafeRestrictionTracker
 from replay_run import Run, until
 
 from gorila.engines import Engine
 from gorila.errors import LocalError
-from gorila.local.broker_process import free_port
+from gorila.kafka import Received
+from gorila.local.broker_process import free_port, port_is_free
+from pipelines import split_registry
+from pipelines.elements import Chunk
+from pipelines.kafka_io import records_a_poll
 from pipelines.main import run_portable_replay
 from pipelines.prism import prism, prism_binary
+from pipelines.replay_fns import ENDLESS, ReadReplayInputs, TurnTracker
+from pipelines.split_registry import Address
+from pipelines.split_room import EACH_BUNDLE, EACH_CHECKPOINT, READ_AHEAD_POLLS, SplitRoom
 
 needs_prism = pytest.mark.skipif(prism_binary() is None, reason="Prism is not built here: `make prism` (needs Go)")
+JOB_SERVER = Path(__file__).parent.parent / "pipelines" / "beam_job_server.py"
 CLI = [sys.executable, "-W", "ignore", "-m", "gorila.cli", "replay"]
 
 
@@ -159,3 +169,105 @@ def test_a_job_server_that_is_not_there_is_one_line(make_run: Callable[..., Run]
     assert done.returncode == 1, done.stderr
     assert f"the Beam job server at {nowhere} does not answer" in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
+
+
+def test_flinks_command_runs_on_a_job_server_that_knows_its_options(
+    make_run: Callable[..., Run], tmp_path: Path
+) -> None:
+    """Not Flink: Beam's own job server with FnApiRunner behind it. The words, options, workers, graph and commits are those Flink would get."""
+    run = make_run("replay.max_lag_batches=1000")
+    for _ in range(5):
+        run.block()
+    port, listen = free_port(), f"127.0.0.1:{free_port()}"
+    server = subprocess.Popen([sys.executable, "-W", "ignore", str(JOB_SERVER), str(port), str(tmp_path)])
+    try:
+        until(lambda: not port_is_free(port), "the job server to listen")
+        with command(tmp_path / "pool", "worker-pool", "--listen", listen) as pool:
+            until(lambda: "pool.listens" in (tmp_path / "pool").read_text(), "the pool to listen")
+            words = ["--runner=flink", "--flink-master", "jobmanager:8081", "--checkpointing-interval-ms=100"]
+            words += ["--job-endpoint", f"127.0.0.1:{port}", "--worker-pool", listen]
+            with command(tmp_path / "out", *replay_words(run, *words)) as process:
+                until(lambda: run.committed() == 5, "the blocks to be committed")
+                until(lambda: run.newest_stats().inserts_total == 5 * 16, "them to be counted")
+                run.batches(4)
+                process.send_signal(signal.SIGTERM)
+                assert process.wait(30) == 0
+            pool.send_signal(signal.SIGTERM)
+            assert pool.wait(30) == 0
+    finally:
+        server.kill()
+        server.wait()
+    assert run.committed() == 5
+    assert "runner=flink" in (tmp_path / "out").read_text()
+
+
+def test_with_the_memory_in_another_process_the_source_reads_no_further_ahead_than_its_stats_allow(
+    make_run: Callable[..., Run],
+) -> None:
+    """On Flink the two may be apart. What was read is committed when a checkpoint is complete, and never else."""
+    run = make_run("replay.max_lag_batches=1000")
+    polls = records_a_poll(run.config)
+    bound, blocks = READ_AHEAD_POLLS * polls, (READ_AHEAD_POLLS + 3) * polls
+    for _ in range(blocks):
+        run.block()
+    source = SplitRoom(run.service(), "replay-0", EACH_CHECKPOINT)
+    memory = SplitRoom(run.service(), "replay-0", EACH_CHECKPOINT)
+    reader = source.open_reader()
+    on_their_way: list[Chunk] = []
+    stats: list[Received] = []
+
+    def polled() -> bool:
+        """One turn of the source; whether transitions came."""
+        chunk = reader.poll(0.01, source.may_read(stats))
+        stats[:] = chunk.stats
+        on_their_way.append(chunk)
+        return bool(chunk.transitions)
+
+    until(lambda: polled() and sum(len(c.transitions) for c in on_their_way) > bound, "the bound to be passed")
+    assert not any(polled() for _ in range(100)), "as long as the memory has taken nothing"
+    assert sum(len(chunk.transitions) for chunk in on_their_way) <= bound + polls
+
+    def taken() -> bool:
+        polled()
+        for chunk in on_their_way:
+            for drawn in memory.handle(chunk):
+                memory.writer.write(drawn)
+        on_their_way.clear()
+        return memory.positions() == {0: blocks}
+
+    until(taken, "the rest to be read, once the memory's stats say it may be")
+    assert not source.assigned, "it never had a memory"
+    assert run.committed() is None, "no checkpoint was complete"
+    at_checkpoint = dict(reader.read)
+    run.block()
+    until(polled, "a record that no checkpoint covers")
+    source.commit_final(at_checkpoint)
+    until(lambda: run.committed() == blocks, "the commit of the checkpoint")
+    memory.close()
+    source.close()
+    assert run.committed() == blocks, "nothing more at the end"
+    assert run.newest_stats().inserts_total == blocks * 16, "a source without a memory has no stats to publish"
+
+
+def test_a_worker_that_ends_leaves_flink_the_rest_of_its_split(make_run: Callable[..., Run]) -> None:
+    """A source that only stopped would be taken for finished, and the split never be read again."""
+    run = make_run()
+    for commits, deferred in ((EACH_CHECKPOINT, 1), (EACH_BUNDLE, 0)):
+        service = run.service()
+        service.stop.set()
+        split_registry.adopt(service)
+        tracker = ThreadsafeRestrictionTracker(TurnTracker((0, ENDLESS)))
+        try:
+            source = ReadReplayInputs(Address.of(service, commits))
+            assert not list(
+                source.process(
+                    "replay-0", finalizer=DoFn.BundleFinalizerParam(), tracker=RestrictionTrackerView(tracker)
+                )
+            )
+            residual = tracker.deferred_status()
+            assert (residual is not None) == deferred
+        finally:
+            room = split_registry.leave(service)
+            assert room is not None
+            room.close()
+            service.close()

@@ -7,37 +7,16 @@ from typing import Any
 
 import pytest
 from apache_beam.options.pipeline_options import PipelineOptions, PortableOptions, WorkerOptions
-from apache_beam.portability.api import beam_job_api_pb2 as jobs
-from apache_beam.runners.portability.local_job_service import LocalJobServicer
+from beam_job_server import FLINKS, JobServer
 
 from gorila.engines import Engine
 from gorila.errors import RunError
 from pipelines.portable import CheckedFlinkRunner, CheckedPortableRunner, portable_flags
 from pipelines.replay_fns import NameSplits
 
-NUMBER, TEXT = jobs.PipelineOptionType.INTEGER, jobs.PipelineOptionType.STRING
-# From FlinkPipelineOptions.java (get… in snake case, as Beam's job server describes them): those our job sets. No Flink job server could be run here.
-FLINKS = {
-    "flink_master": TEXT,
-    "parallelism": NUMBER,
-    "checkpointing_interval": NUMBER,
-    "max_bundle_time_mills": NUMBER,
-}
 FLINK = Engine.asked(
     "flink", flink_master="jobmanager:8081", parallelism=4, checkpointing_interval_ms=700, max_bundle_time_ms=60
 )
-
-
-class JobServer(LocalJobServicer):
-    """Beam's own job service, which says it knows `described`."""
-
-    def __init__(self, staging: str, described: dict[str, Any]) -> None:
-        super().__init__(staging)
-        self.described = described
-
-    def DescribePipelineOptions(self, request: Any, context: Any = None, timeout: Any = None) -> Any:
-        options = [jobs.PipelineOptionDescriptor(name=name, type=kind) for name, kind in self.described.items()]
-        return jobs.DescribePipelineOptionsResponse(options=options)
 
 
 @pytest.fixture
