@@ -17,6 +17,7 @@ import torch
 from consumers import learner_checkpoint
 from consumers.learner import Learner
 from consumers.outbox import Outbox
+from consumers.outlier_guard import MAX_IN_A_ROW
 from consumers.prefetch import Prefetch
 from gorila.errors import LocalError
 from gorila.flow import LagGate
@@ -81,6 +82,7 @@ class ServedLearner(Learner):
     checkpoint_interval_s: float
     checkpoint_due_s: float
     _norm_due_s: float = 0.0
+    _outliers_accepted: int = 0
 
     def snapshot(self) -> Iterable[Outgoing]:
         """Nothing for Kafka; see Learner."""
@@ -107,6 +109,14 @@ class ServedLearner(Learner):
         for why, number in refused.items():
             metrics.gauge("learner_batches_refused", number, why=why)
         metrics.gauge("learner_orphan_parts", self.orphan_parts)
+        if self.guard.accepted_after_row > self._outliers_accepted:
+            self._outliers_accepted = self.guard.accepted_after_row
+            self.service.log.warning(
+                "loss.outlier_accepted",
+                rejected_in_a_row=MAX_IN_A_ROW,
+                loss_mean=self.guard.mean,
+                reason="the loss stayed far above its mean: it is taken as the new scale",
+            )
         metrics.total("codec_values_total", self.writer.saturated, what="saturated")
         metrics.total("codec_values_total", self.writer.underflowed, what="underflowed")
         metrics.total("codec_gradients_total", self.writer.written)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,10 +13,12 @@ import torch
 
 from consumers import learner_checkpoint
 from consumers.learner import Learner
+from consumers.learner_service import ServedLearner
 from consumers.outbox import MemoryOutbox, Outbox
 from gorila.codec import Schemas
 from gorila.compression import codec
 from gorila.messages import Batch
+from gorila.metrics import Metrics
 from gorila.network import build_network, load_flat
 from gorila.observations import ObservationBlock, gather_stack, inflate
 from gorila.processor import Incoming, Outgoing, Processor
@@ -381,6 +385,28 @@ def test_an_outlier_sends_its_priorities_and_no_gradient_and_leaves_the_residual
     assert len(loop.gradients) == 8, "the window is not held by what was never sent"
     loop.driver.commit()
     assert loop.driver.committed("batches") == 18
+
+
+def test_ten_outliers_in_a_row_are_rejected_the_next_is_taken_and_the_log_says_so() -> None:
+    """rules.md 13."""
+    config = small_config(learner={"outlier_sigma": 6.0, "outlier_warmup_batches": 3})
+    loop = LearningLoop(config)
+    warned: list[tuple[str, int]] = []
+
+    class Log:
+        def warning(self, event: str, **keys: object) -> None:
+            warned.append((event, int(str(keys["rejected_in_a_row"]))))
+
+    served = ServedLearner(config, CARTPOLE, "learner-0", loop.learner.view, MemoryOutbox())
+    served.service = SimpleNamespace(config=config, log=Log())  # type: ignore[assignment]
+    served.metrics, served.checkpoint_due_s = Metrics("learner"), math.inf
+    for loss in (1.0, 1.1, 0.9, 1.0):
+        assert not served.guard.rejects(loss, 1.0)
+    verdicts = []
+    for number in range(11):
+        verdicts.append(served.guard.rejects(100.0**number * 1e4, 1.0))  # whatever the averages have become
+        served.snapshot()
+    assert verdicts == [True] * 10 + [False] and warned == [("loss.outlier_accepted", 10)]
 
 
 def test_a_loss_that_is_not_finite_is_rejected_and_its_bad_rows_keep_their_priorities() -> None:
