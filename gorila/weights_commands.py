@@ -121,7 +121,7 @@ def _row(what: str, lines: list[Line]) -> str:
     if not lines:
         return ""
     versions = sorted({line.version for line in lines})
-    span = str(versions[0]) if len(versions) == 1 else f"{versions[0]} … {versions[-1]}"
+    span = f"{versions[0]} … {versions[-1]}"
     return f"  {what:<12}{len(versions):>8}  {span:<19}  {_clock(max(line.time_ms for line in lines))}"
 
 
@@ -174,13 +174,13 @@ def verify(run: _Run, bootstrap_servers: _Servers = "", sets: _Sets = None) -> N
 
 
 def _verdict(checked: Checked) -> list[str]:
-    names = {"ledger": "ledger entries", "checkpoint": "checkpoints", "key": "key frames", "delta": "deltas"}
-    compared = ", ".join(f"{count:,} {names.get(kind, kind + 's')}" for kind, count in sorted(checked.compared.items()))
-    lines = [
-        f"shard {checked.shard}: versions {checked.first_version} to {checked.last_version} recomputed from {checked.gradients:,} gradients:"
-        f" {compared or 'nothing'} agree"
+    names = {"ledger": "ledger entries", "checkpoint": "checkpoints", "target": "targets", "key": "key frames"}
+    agree = ", ".join(f"{checked.compared.get(kind, 0):,} {name}" for kind, name in names.items())
+    return [
+        f"shard {checked.shard}: versions {checked.first_version} to {checked.last_version} recomputed from {checked.gradients:,} gradients",
+        f"  agree: {agree}, {checked.compared.get('delta', 0):,} deltas",
+        *(f"  not compared: {count:,} {why}" for why, count in sorted(checked.skipped.items())),
     ]
-    return lines + [f"  not compared: {count:,} {why}" for why, count in sorted(checked.skipped.items())]
 
 
 @weights_app.command()
