@@ -16,143 +16,33 @@ The reference's learners take 8,000 samples a second (`--samples-per-insert` 1.6
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import math
 import subprocess
-import sys
 import tempfile
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
 
-from gorila.codec import Schemas
+from benchmarks.load.outside import Outside, Reading, audit, until
+from benchmarks.load.sides import Side, replay_processes
 from gorila.config import Config
 from gorila.environment_facts import EnvironmentFacts
-from gorila.kafka import Cluster, CommittedOffsets
+from gorila.kafka import Cluster
 from gorila.local.broker import Broker
-from gorila.messages import ReplayStats
 from gorila.run_record import create_run
 from gorila.settings import load_config
-from gorila.topics import full_name, group_name
 
 ACTOR_PACE = 200 / 4  # transitions a second
 MARGIN = 1.02  # offered above the reference, so that a floor is not decided by the moment a second begins
 FASTER = 1.25
 KEPT = 0.97
 SETTLE_S = 3.0
-DRAIN_S = 120.0
-PROCESSES = 2  # of actors, and of learners
-
-
-@dataclass
-class Reading:
-    """What the log and the tools say at one moment: sums over partitions, and the worst partition's lag."""
-
-    time_s: float
-    written: int
-    transitions_lag: int
-    worst_lag: int
-    batches_read: int
-    batches_lag: int
-    inserts: int
-    samples: int
-    waiting: list[str]
-
-
-class Outside:
-    """A run seen from outside."""
-
-    def __init__(self, cluster: Cluster, run: str, config: Config) -> None:
-        self._cluster, self._run, self._schemas = cluster, run, Schemas()
-        self._transitions = [(full_name(run, "transitions"), p) for p in range(config.actor.count)]
-        self._batches = [(full_name(run, "batches"), p) for p in range(config.learner.count)]
-        self._replay = CommittedOffsets(cluster, group_name(run, "replay"))
-        self._learner = CommittedOffsets(cluster, group_name(run, "learner"))
-        self._tail = cluster.consumer()
-        self._tail.assign({(full_name(run, "replay-stats"), 0): 0})
-        self.stats: dict[str, ReplayStats] = {}
-
-    def ends(self) -> dict[int, int]:
-        """{partition: next offset} of transitions."""
-        return {p: end for (_, p), end in self._cluster.admin().end_offsets(self._transitions).items()}
-
-    def committed(self) -> dict[int, int]:
-        """{partition: next offset} of transitions, as replay committed."""
-        return {p: offset or 0 for (_, p), offset in self._replay.now(self._transitions).items()}
-
-    def newest_stats(self, wait_s: float = 0.0) -> dict[str, ReplayStats]:
-        """By split."""
-        while records := self._tail.poll_many(100, wait_s):
-            for record in records:
-                stats = self._schemas.expect(record.value, ReplayStats)
-                self.stats[stats.split] = stats
-        return self.stats
-
-    def read(self) -> Reading:
-        """Committed offsets before ends: lag is never too small."""
-        now_s = time.monotonic()
-        committed, learned = self.committed(), self._learner.now(self._batches)
-        ends, batch_ends = self.ends(), self._cluster.admin().end_offsets(self._batches)
-        lag = [ends[p] - committed[p] for p in ends]
-        read = sum(offset or 0 for offset in learned.values())
-        stats = list(self.newest_stats().values())
-        return Reading(
-            now_s, sum(ends.values()), sum(lag), max(lag), read, sum(batch_ends.values()) - read,
-            sum(s.inserts_total for s in stats), sum(s.samples_total for s in stats), [s.waiting_for for s in stats],
-        )  # fmt: skip
-
-    def dead_letters(self) -> int:
-        """Records sent there."""
-        where = (full_name(self._run, "dead-letters"), 0)
-        return self._cluster.admin().end_offsets([where])[where]
-
-
-@dataclass
-class Side:
-    """Processes of one kind of load, told what to do on their standard input."""
-
-    module: str
-    run: str
-    servers: str
-    count: int
-    processes: list[subprocess.Popen[str]] = field(default_factory=list)
-
-    def start(self) -> None:
-        """All of them; returns when each is ready."""
-        bounds = np.linspace(0, self.count, min(PROCESSES, self.count) + 1).astype(int).tolist()
-        for first, end in itertools.pairwise(bounds):
-            command = [sys.executable, "-m", self.module, self.run, self.servers, str(first), str(end)]
-            self.processes.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
-        for process in self.processes:
-            assert process.stdout is not None
-            if process.stdout.readline().strip() != "ready":
-                raise SystemExit(f"{self.module} did not start")
-
-    def pace(self, total: float) -> None:
-        """A line to each: its share."""
-        for process in self.processes:
-            assert process.stdin is not None
-            process.stdin.write(f"{total / len(self.processes)}\n")
-            process.stdin.flush()
-
-    def finish(self) -> list[dict[str, Any]]:
-        """End their input; what each printed last."""
-        for process in self.processes:
-            assert process.stdin is not None
-            process.stdin.close()
-            process.stdin = None
-        return [json.loads(process.communicate()[0].strip().splitlines()[-1]) for process in self.processes]
-
-    def kill(self) -> None:
-        """Whatever still lives."""
-        for process in self.processes:
-            process.kill()
-            process.wait()
+BURST_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -196,64 +86,6 @@ def _rates(readings: list[Reading], config: Config) -> Rates:
     )  # fmt: skip
 
 
-def until(condition: Any, what: str, seconds: float = DRAIN_S) -> None:
-    """Poll. Raises SystemExit."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            raise SystemExit(f"waited {seconds:.0f} s for {what}")
-        time.sleep(0.2)
-
-
-@dataclass(frozen=True)
-class Findings:
-    """What the audit found missing or too much; all 0 where nothing was lost."""
-
-    blocks_missing: int
-    blocks_not_committed: int
-    transitions_not_inserted: int
-    batch_parts_missing: int
-    batch_parts_twice: int
-    unknown_ids: int
-    dead_letters: int
-
-    @property
-    def lost(self) -> int:
-        """Blocks, transitions and batch parts that somebody was promised and nobody got."""
-        return (
-            self.blocks_missing + self.blocks_not_committed + self.transitions_not_inserted + self.batch_parts_missing
-        )
-
-
-def audit(
-    outside: Outside, written: dict[int, dict[str, int]], learned: list[dict[str, Any]], config: Config
-) -> Findings:
-    """Rule 3 of the module's docstring."""
-    ends, committed = outside.ends(), outside.committed()
-    stats = outside.newest_stats(0.5)
-    inserts = sum(s.inserts_total for s in stats.values())
-    parts = sum(s.batches_total for s in stats.values()) * config.record_parts
-    distinct = sum(found["distinct"] for found in learned)
-    unknown = sum(offset >= ends[int(p)] for found in learned for p, offset in found["highest"].items())
-    by_actor: dict[str, int] = {}
-    for one in stats.values():
-        for actor, count in zip(one.actors, one.inserts.tolist(), strict=True):
-            by_actor[actor] = by_actor.get(actor, 0) + count
-    wanted = {str(p): counts["transitions"] for p, counts in written.items()}
-    off = [actor for actor in wanted if by_actor.get(actor, 0) != wanted[actor]]
-    if off:
-        print(f"  actors whose transitions replay did not count once each: {off[:10]}", flush=True)
-    return Findings(
-        sum(abs(counts["blocks"] - ends[p]) for p, counts in written.items()),
-        sum(ends[p] - committed[p] for p in ends),
-        max(abs(sum(wanted.values()) - inserts), sum(abs(by_actor.get(a, 0) - wanted[a]) for a in wanted)),
-        parts - distinct,
-        sum(found["records"] for found in learned) - distinct,
-        unknown,
-        outside.dead_letters(),
-    )  # fmt: skip
-
-
 def find_limit(outside: Outside, actors: Side, config: Config, pace: float, step_s: float, steps: int) -> float:
     """Transitions a second at most."""
     best = 0.0
@@ -270,16 +102,6 @@ def find_limit(outside: Outside, actors: Side, config: Config, pace: float, step
         if rates.transitions < KEPT * pace:
             break
     return best
-
-
-def replay_processes(run: str, servers: str, count: int, folder: Path) -> list[subprocess.Popen[bytes]]:
-    """As a user starts them; their logs in `folder`."""
-    command = [sys.executable, "-m", "gorila.cli", "replay", "--run", run, "--bootstrap-servers", servers]
-    found = []
-    for index in range(count):
-        with (folder / f"replay-{index}.log").open("wb") as log:
-            found.append(subprocess.Popen([*command, "--index", str(index)], stdout=log, stderr=log))
-    return found
 
 
 def cluster(servers: str, given: argparse.Namespace, folder: Path) -> dict[str, Any]:
@@ -304,14 +126,10 @@ def cluster(servers: str, given: argparse.Namespace, folder: Path) -> dict[str, 
         until(lambda: owned(outside, replays, folder) == config.actor.count, "replay to own every actor")
         actors.pace(pace * MARGIN)
         until(lambda: sum(s.samples_total for s in outside.newest_stats().values()), "the first batch")
-        # What the actors wrote before sampling began is drawn for as well: a burst, and then the steady state.
-        until(
-            lambda: (
-                outside.read().batches_lag < 2 * config.learner.count * config.record_parts
-                and _caught_up(outside, config)
-            ),
-            "the start's burst to be over",
-        )
+        # What the actors wrote before sampling began is drawn for as well: a burst, and then the steady state. A machine that cannot keep up has none.
+        deadline = time.monotonic() + BURST_S
+        while not _caught_up(outside, config) and time.monotonic() < deadline:
+            time.sleep(0.2)
         print(
             f"{config.actor.count} actors, {config.learner.count} learners, {given.replays} replay process(es): {minutes:g} minutes at the reference rate",
             flush=True,
@@ -372,6 +190,9 @@ def owned(outside: Outside, replays: list[subprocess.Popen[bytes]], folder: Path
 
 
 def _caught_up(outside: Outside, config: Config) -> bool:
+    """Learners have read what was drawn, and what inserts allow is drawn, but for a few learner batches."""
+    if outside.read().batches_lag >= 2 * config.learner.count * config.record_parts:
+        return False
     stats = outside.newest_stats().values()
     owed = sum(s.inserts_total for s in stats) * config.replay.samples_per_insert - sum(s.samples_total for s in stats)
     return owed < 8 * config.learner.batch_size * max(1, len(outside.stats))

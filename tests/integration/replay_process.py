@@ -1,6 +1,6 @@
 """The replay role as a process of its own, for tests that kill it: SIGTERM as the CLI has it, SIGUSR1 writes down the memory.
 
-python replay_process.py RUN SERVERS FILE
+python replay_process.py RUN SERVERS FILE [INDEX]
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ def fingerprint(replay: ReplaySplit) -> str:
     return hashlib.sha256(repr(replay.state_fingerprint()).encode()).hexdigest()
 
 
-def main(run: str, servers: str, file: str) -> None:
-    service = open_service("replay", run, 0, servers)
+def main(run: str, servers: str, file: str, index: str = "0") -> None:
+    service = open_service("replay", run, int(index), servers)
 
     def write_down(*_: Any) -> None:
         replay = split_registry.room(Address.of(service), service.name).replay

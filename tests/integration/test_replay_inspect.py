@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.image import imread
-from test_replay_pipeline import Run, until
+from replay_run import Run, until
 
 from gorila.codec import Schemas
 from gorila.environment_facts import EnvironmentFacts
