@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import zlib
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -27,7 +25,6 @@ from consumers.parameter_server.verification import APART, BEFORE, Verification
 from gorila.compression import codec
 from gorila.config import Config
 from gorila.errors import BadRecord, OffsetGone, RunError
-from gorila.local.run_parts import read_parts
 from gorila.messages import CheckpointLedger, CheckpointManifest, Gradient, Message, Weights
 from gorila.processor import Incoming, Outgoing
 from gorila.weights_history import Checked, Moment, ShardWindow
@@ -296,11 +293,3 @@ def test_a_moment_is_one_of_three_things() -> None:
     for wrong in ({}, {"version": 1, "offset": 2}):
         with pytest.raises(ValueError, match="exactly one"):
             Moment(**wrong)
-
-
-def test_parts_of_a_run_that_cannot_be_read_are_none(tmp_path: Path) -> None:
-    assert read_parts(tmp_path) == []
-    (tmp_path / "parts.json").write_text(json.dumps([{"started_ms": 5, "starts": [1, 2]}]))
-    assert read_parts(tmp_path)[0].starts == (1, 2)
-    (tmp_path / "parts.json").write_text("[{")
-    assert read_parts(tmp_path) == []
