@@ -79,6 +79,7 @@ def test_the_document_has_commands_of_every_tool():
         "gorila top",
         "gorila doctor",
         "gorila report",
+        "gorila weights verify",
         "gorila cat",
         "consumer-groups",
         "kafka configs",
