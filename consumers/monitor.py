@@ -19,6 +19,7 @@ from gorila.service import Service
 
 FLUSH_EVERY_S = 2.0
 CURVE_EVERY_S = 30.0
+LAST_LOOK_S = 2.0  # a stop takes 5 s at most, and a run that goes on never stops having more
 FIRST_CURVE_S = 5.0  # a run that is stopped early has a picture too, and a stop need not wait for an import
 LEARNER_POINT_EVERY = 10  # batches: a chart of 5,000 updates needs no more
 
@@ -191,7 +192,8 @@ def run_monitor_service(service: Service) -> None:
             next_curve = now + CURVE_EVERY_S
             with suppress(OSError):  # the charts have told of the disk
                 curve.draw(folder / "curve.png")
-    while follower.poll(0.2):
+    last_look_s = time.monotonic() + LAST_LOOK_S
+    while follower.poll(0.5) and time.monotonic() < last_look_s:
         pass
     if folder is not None:
         try:

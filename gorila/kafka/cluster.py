@@ -112,6 +112,7 @@ class Cluster:
         ends: bool = False,
         queued_kib: int = QUEUE_KIB,
         watched: str = "",
+        hurried: bool = True,
     ) -> Consumer:
         """A reader.
 
@@ -124,8 +125,9 @@ class Cluster:
             ends: whether `end_reached` is to be known (an event a time the reader reaches a partition's end).
             queued_kib: fetched and not yet polled, at most.
             watched: see statistics_settings.
+            hurried: records are wanted as they come; else a fifth of a second later will do.
         """
-        return Consumer(self, group, instance_id, on_assign, on_revoke, ends, queued_kib, watched)
+        return Consumer(self, group, instance_id, on_assign, on_revoke, ends, queued_kib, watched, hurried)
 
     def admin(self) -> Admin:
         """Topics, offsets, groups."""

@@ -29,9 +29,9 @@ LONGEST_BACKOFF_S = 5.0
 SUPERVISOR_VARIABLE = "GORILA_SUPERVISOR_PID"
 # Told by other means, or the file of one process.
 OF_ONE_PROCESS = frozenset({"kafka.bootstrap_servers", "monitor.health_file"})
-# Roles that only look: on a machine with fewer cores than roles they must not hold up the loop from gradient to weights.
-EYES = frozenset({"evaluator", "monitor", "archiver", "actor", "replay"})
-EYES_NICE = 10
+# Roles that look on or work ahead: on a machine with fewer cores than roles they must not hold up learner and server, who wait for each other.
+GIVING_WAY = frozenset({"evaluator", "monitor", "archiver", "actor", "replay"})
+GIVING_WAY_NICE = 10
 REFUSED = 2  # exit code of a usage error: restarting would only repeat it
 
 
@@ -71,7 +71,7 @@ class RoleProcess:
             self._process = subprocess.Popen(
                 self.command, stdout=out, stderr=out, stdin=subprocess.DEVNULL, env=self.environ, start_new_session=True
             )
-        if self.role in EYES:
+        if self.role in GIVING_WAY:
             _give_way(self._process.pid)
 
     def watch(self, now_s: float) -> str | None:
@@ -200,8 +200,8 @@ def role_processes(
 def _give_way(pid: int) -> None:
     """Lower a process's priority, and that of its session where Linux schedules by session; where the system refuses, it stays as it is."""
     try:
-        os.setpriority(os.PRIO_PROCESS, pid, EYES_NICE)
-        Path(f"/proc/{pid}/autogroup").write_text(str(EYES_NICE))
+        os.setpriority(os.PRIO_PROCESS, pid, GIVING_WAY_NICE)
+        Path(f"/proc/{pid}/autogroup").write_text(str(GIVING_WAY_NICE))
     except OSError:
         return
 
