@@ -139,11 +139,13 @@ def _fill(
     empty_memory: bool,
     say: Callable[[str], None],
 ) -> None:
-    rows = 0
+    rows = blocks = 0
     if not empty_memory:
         copied = copy_memory(source, new, config, version)
-        rows = copied.rows
+        rows, blocks = copied.rows, copied.blocks
         say(
             f"memory: {copied.rows:,} transitions of versions up to {version} in {copied.blocks:,} blocks, {copied.priorities:,} priority updates"
         )
-    (folder / FILE).write_text(json.dumps({"run": source.run, "version": version, "memory_rows": rows}) + "\n")
+    (folder / FILE).write_text(
+        json.dumps({"run": source.run, "version": version, "memory_rows": rows, "memory_blocks": blocks}) + "\n"
+    )
