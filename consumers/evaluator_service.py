@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from consumers.evaluator import EvaluatorCore, wall_ms
-from gorila.batch_statistics import WARM_ROWS, Buffers, newest_checkpointed
+from gorila.batch_statistics import WARM_ROWS, Buffers, checkpointed
 from gorila.environments import make_lanes
 from gorila.errors import LocalError, UsageError
 from gorila.kafka import Producer
@@ -110,9 +110,10 @@ class PolicyKeeper:
                 config, facts = self._service.config, self._service.facts
                 own = buffers()
                 whose = f"{evaluation.evaluator_id} of {WARM_ROWS} frames"
-                statistics = (
-                    (newest_checkpointed(self._service.run_dir, self._service.run) or (whose, own)) if own else None
+                found = (
+                    checkpointed(self._service.run_dir, self._service.run, evaluation.weights_version) if own else None
                 )
+                statistics = found or ((whose, own) if own else None)
                 try:
                     save_weights(self._path, flat, evaluation.weights_version, config, facts, notes, statistics)
                 except LocalError as error:

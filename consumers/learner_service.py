@@ -35,7 +35,6 @@ TICK_INTERVAL_S = 0.05
 """Ticks when idle. A learner with something to compute says so itself (Learner.next_due_s)."""
 
 NORM_INTERVAL_S = 1.0
-STATISTICS_INTERVAL_S = 10.0
 
 
 class GradientGate:
@@ -165,10 +164,6 @@ def run_learner(service: Service) -> None:
     learner.checkpoint_path = folder / f"{service.name}.safetensors"
     learner.checkpoint_interval_s = config.learner.checkpoint_interval_s
     learner.checkpoint_due_s = started_s + learner.checkpoint_interval_s
-    if learner.step.buffers():
-        # Policy files take BatchNorm's statistics from there: they should be of nearly the same version.
-        learner.checkpoint_interval_s = min(learner.checkpoint_interval_s, STATISTICS_INTERVAL_S)
-        learner.checkpoint_due_s = started_s
     lost = learner.writer.residual_lost
     restored = learner_checkpoint.restore(learner.checkpoint_path, service.run, learner, residual_too=lost)
     _look_for_weights(service, view)

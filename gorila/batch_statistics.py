@@ -5,7 +5,9 @@
 | learner | the states it learned from; the bootstrap of the same batch is judged by those before it; kept in its local checkpoint |
 | actor | the states it acted on; a restarted actor begins anew |
 | evaluator | WARM_ROWS states acted on with the very version it is about to measure, then held fixed |
-| a policy file | the newest learner checkpoint in the run's folder, or its evaluator's where there is none; it says which. Without any: of the states it acts on |
+| a policy file | a learner checkpoint in the run's folder of nearly its version, else the evaluator's that measured it; it says which. Without any: of the states it acts on |
+
+Statistics belong to a version: 90 updates later, catch-pixels caught 75 % instead of 97 % (docs/decisions/0035-learner-extras.md).
 """
 
 from __future__ import annotations
@@ -27,6 +29,8 @@ FOLDED_ROWS = 32
 MOMENTUM = 0.1  # torch's own default
 CHECKPOINT_FORMAT = "gorila-learner-1"
 BUFFER = "buffer."
+NEAR_VERSIONS = 10
+"""Statistics are averages over about 1 / MOMENTUM updates: what is no further away than they themselves reach is of the same version."""
 
 
 def buffers_of(network: nn.Module) -> Buffers:
@@ -42,9 +46,12 @@ def load_buffers(network: nn.Module, buffers: Mapping[str, NDArray[np.generic]])
                 buffer.copy_(torch.from_numpy(np.array(buffers[name])).reshape(buffer.shape))
 
 
-def newest_checkpointed(folder: Path | None, run: str) -> tuple[str, Buffers] | None:
-    """(which learner at which version, its buffers) of the newest learner checkpoint of this run in a folder, or None."""
-    newest: tuple[int, str, Buffers] | None = None
+def checkpointed(folder: Path | None, run: str, of_version: int) -> tuple[str, Buffers] | None:
+    """(which learner at which version, its buffers) of the learner checkpoint in a folder that is nearest to a version of this run.
+
+    None: there is none within NEAR_VERSIONS.
+    """
+    nearest: tuple[int, str, Buffers] | None = None
     for path in sorted(folder.glob("learner-*.safetensors")) if folder is not None else ():
         try:
             with safe_open(path, framework="numpy") as file:
@@ -53,12 +60,13 @@ def newest_checkpointed(folder: Path | None, run: str) -> tuple[str, Buffers] | 
                 names = [name for name in file.keys() if name.startswith(BUFFER)]  # noqa: SIM118
                 if metadata.get("format") != CHECKPOINT_FORMAT or metadata.get("run") != run or not names:
                     continue
-                if newest is None or version > newest[0]:
+                apart = abs(version - of_version)
+                if version >= 0 and apart < (NEAR_VERSIONS + 1 if nearest is None else nearest[0]):
                     buffers = {name.removeprefix(BUFFER): file.get_tensor(name) for name in names}
-                    newest = version, f"{path.stem} at version {version}", buffers
+                    nearest = apart, f"{path.stem} at version {version}", buffers
         except (OSError, SafetensorError, ValueError):
             continue  # being replaced, or not ours
-    return None if newest is None else newest[1:]
+    return None if nearest is None else nearest[1:]
 
 
 class _Sums:

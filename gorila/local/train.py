@@ -363,10 +363,10 @@ def _weights_file(service: Service) -> int | None:
             newest.poll(1.0)
             if newest.view.version < 0:
                 return None
-            statistics = importlib.import_module("gorila.batch_statistics").newest_checkpointed(
-                service.run_dir, service.run
-            )
             flat, found = newest.view.flat(), newest.view.version
+            statistics = importlib.import_module("gorila.batch_statistics").checkpointed(
+                service.run_dir, service.run, found
+            )
             policy.save_weights(path, flat, found, service.config, service.facts, statistics=statistics)
         finally:
             newest.close()

@@ -13,7 +13,7 @@ import torch
 from consumers import learner_checkpoint
 from consumers.evaluator import EvaluatorCore
 from consumers.evaluator_service import PolicyKeeper
-from gorila.batch_statistics import WARM_ROWS, ActedStatistics, buffers_of, newest_checkpointed
+from gorila.batch_statistics import NEAR_VERSIONS, WARM_ROWS, ActedStatistics, buffers_of, checkpointed
 from gorila.config import Config
 from gorila.environment_facts import EnvironmentFacts
 from gorila.environments import describe, make_lanes
@@ -200,7 +200,9 @@ def test_a_version_is_measured_with_its_own_statistics_whatever_was_measured_bef
 # ---- the file
 
 
-def test_a_file_carries_the_checkpointing_learners_statistics_and_says_whose(tmp_path: Path) -> None:
+def test_a_file_carries_the_statistics_of_the_learner_that_checkpointed_its_version_and_says_whose(
+    tmp_path: Path,
+) -> None:
     config = small_config(**NORMED)
     loops = [LearningLoop(config), LearningLoop(config)]
     for number, loop in enumerate(loops):
@@ -210,9 +212,15 @@ def test_a_file_carries_the_checkpointing_learners_statistics_and_says_whose(tmp
             loop.serve()
         learner_checkpoint.save(tmp_path / f"learner-{number}.safetensors", "r", loop.learner)
     (tmp_path / "learner-9.safetensors").write_text("scribble")
-    found = newest_checkpointed(tmp_path, "r")
-    assert found is not None and found[0] == "learner-1 at version 2"
-    assert newest_checkpointed(tmp_path, "another") is None and newest_checkpointed(None, "r") is None
+    for version, name in (
+        (0, "learner-0 at version 1"),
+        (2, "learner-1 at version 2"),
+        (2 + NEAR_VERSIONS, "learner-1 at version 2"),
+    ):
+        found = checkpointed(tmp_path, "r", version)
+        assert found is not None and found[0] == name
+    assert checkpointed(tmp_path, "r", 3 + NEAR_VERSIONS) is None, "of another version they would do harm"
+    assert checkpointed(tmp_path, "another", 2) is None and checkpointed(None, "r", 2) is None
     keeper = PolicyKeeper(SimpleNamespace(run="r", run_dir=tmp_path, config=config, facts=CARTPOLE))  # type: ignore[arg-type]
     own = {name: value + 1 for name, value in buffers_of(network()).items()}
     screened = [Outgoing("episodes", Evaluation("evaluator-0", 2, "screen", 6, 9.0, 0, 9.0, 9.0, 0.0, False, 0))]
