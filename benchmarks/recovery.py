@@ -1,8 +1,8 @@
 """kill -9 of a replay process whose memory holds 100,000 transitions, start it again: how long until its first batch.
 
-    python -m benchmarks.recovery [--kills 5] [--transitions 100000] [--quick] [--bootstrap-servers HOST:PORT]
+    python -m benchmarks.recovery [--kills 5] [--transitions 100000] [--actors 8] [--quick] [--bootstrap-servers HOST:PORT]
 
-Real Pong frames in blocks of 16 rows from 8 actors (benchmarks/load/actors.py), batches of 512 rows read and answered with priorities by a synthetic learner,
+Real Pong frames in blocks of 16 rows (benchmarks/load/actors.py), batches of 512 rows read and answered with priorities by a synthetic learner,
 all of it while the process is killed. The clock runs from the start of the new process, its imports included, to the broker's append time of its first batches
 record. `gorila replay` runs as a user runs it. What must be equal afterwards is a test's business (tests/integration/test_replay_elastic.py).
 """
@@ -33,7 +33,6 @@ from gorila.run_record import create_run
 from gorila.settings import load_config
 from gorila.topics import full_name
 
-ACTORS = 8
 FILL_PACE, PACE = 6_000.0, 1_000.0
 FLOOR_S = 5.0
 
@@ -64,11 +63,11 @@ def steps(log: str, started_ms: int) -> str:
     return ", ".join(said)
 
 
-def measure(servers: str, kills: int, transitions: int, folder: Path) -> dict[str, Any]:
+def measure(servers: str, kills: int, transitions: int, actors_count: int, folder: Path) -> dict[str, Any]:
     """Fill, then kill and start again, `kills` times."""
     sets = [
-        f"actor.count={ACTORS}", "actor.max_block_age_ms=10000", "actor.refresh_s=10", "learner.count=1", "learner.batch_size=512",
-        f"replay.capacity_rows={transitions // ACTORS}", "replay.min_size_rows=5000", "replay.samples_per_insert=1.6",
+        f"actor.count={actors_count}", "actor.max_block_age_ms=10000", "actor.refresh_s=10", "learner.count=1", "learner.batch_size=512",
+        f"replay.capacity_rows={transitions // actors_count}", "replay.min_size_rows=5000", "replay.samples_per_insert=1.6",
         "replay.max_error_rows=131072", "replay.max_lag_batches=16",
     ]  # fmt: skip
     config = load_config("pong", sets)
@@ -77,7 +76,7 @@ def measure(servers: str, kills: int, transitions: int, folder: Path) -> dict[st
     create_run(kafka, run, config, facts, np.zeros(64, np.float32))
     outside = Outside(kafka, run, config)
     actors, learners = (
-        Side("benchmarks.load.actors", run, servers, ACTORS),
+        Side("benchmarks.load.actors", run, servers, actors_count),
         Side("benchmarks.load.learners", run, servers, 1),
     )
     found: list[float] = []
@@ -123,6 +122,7 @@ def measure(servers: str, kills: int, transitions: int, folder: Path) -> dict[st
         learners.kill()
     return {
         "transitions": transitions,
+        "actors": actors_count,
         "kills": kills,
         "rows_read": rows,
         "first_batch_s_p50": round(statistics.median(found), 3),
@@ -136,6 +136,7 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=5)
+    parser.add_argument("--actors", type=int, default=8, help="that these are of")
     parser.add_argument("--transitions", type=int, default=100_000, help="rows the memory holds")
     parser.add_argument("--quick", action="store_true", help="a smoke run")
     parser.add_argument("--bootstrap-servers", default="", help="a Kafka to use; default: one of its own")
@@ -143,10 +144,10 @@ def main() -> None:
     kills, transitions = (1, 16_000) if given.quick else (given.kills, given.transitions)
     with tempfile.TemporaryDirectory() as folder:
         if given.bootstrap_servers:
-            result = measure(given.bootstrap_servers, kills, transitions, Path(folder))
+            result = measure(given.bootstrap_servers, kills, transitions, given.actors, Path(folder))
         else:
             with Broker(Path(folder) / "broker") as broker:
-                result = measure(broker.start().bootstrap_servers, kills, transitions, Path(folder))
+                result = measure(broker.start().bootstrap_servers, kills, transitions, given.actors, Path(folder))
     print(json.dumps(result))
 
 

@@ -54,7 +54,7 @@ def inspect_run(service: Service, top: int) -> Inspection:
     config = service.config
     split, log = NamedReplay(config, service.facts), LogReader(service)
     try:
-        ends = {p: log.bounds("transitions", p)[1] for p in range(config.actor.count)}
+        ends = {p: end for p, (_, end) in log.all_bounds("transitions", range(config.actor.count)).items()}
         RingRecovery(service, split, log).open_rings(ends, log.bounds("priorities", 0)[1])
     finally:
         log.close()

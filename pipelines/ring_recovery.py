@@ -24,6 +24,7 @@ from pipelines.kafka_io import LogReader
 from pipelines.replay import ReplaySplit
 
 HELD_RECORDS = 10_000
+ROWS_TOGETHER = 1_000_000
 Dated = tuple[Received, TransitionBlock | None]
 
 
@@ -43,35 +44,48 @@ class RingRecovery:
         """
         oldest_ms: int | None = None
         rows = 0
-        for partition, start in starts.items():
-            end = self._log.bounds("transitions", partition)[1]
-            if start < end:
-                self._behind[partition] = end
-            before = self._newest_before(partition, start)
-            self._replay.open_ring(partition, before[0][0].offset if before else start)
-            for record, block in before:
-                self._insert_again(partition, record, block)
-            self._replay.skip_to(partition, start)
-            if before:
-                rows += sum(block.observations.count for _, block in before if block is not None)
-                oldest_ms = min(before[0][0].timestamp_ms, oldest_ms or before[0][0].timestamp_ms)
+        bounds = self._log.all_bounds("transitions", starts)
+        self._behind |= {p: bounds[p][1] for p, start in starts.items() if start < bounds[p][1]}
+        partitions, together = sorted(starts), max(1, ROWS_TOGETHER // self._wanted_rows)
+        for at in range(0, len(partitions), together):
+            some = {p: starts[p] for p in partitions[at : at + together]}
+            for partition, before in self._newest_before(some, {p: bounds[p][0] for p in some}).items():
+                start = starts[partition]
+                self._replay.open_ring(partition, before[0][0].offset if before else start)
+                for record, block in before:
+                    self._insert_again(partition, record, block)
+                self._replay.skip_to(partition, start)
+                if before:
+                    rows += sum(block.observations.count for _, block in before if block is not None)
+                    oldest_ms = min(before[0][0].timestamp_ms, oldest_ms or before[0][0].timestamp_ms)
         learned = self._learn_again(starts, oldest_ms, priorities_next) if oldest_ms is not None else 0
         self._log.close()
         self._service.log.info("replay.rings_opened", starts=dict(starts), rows_read=rows, priorities_read=learned)
 
-    def _newest_before(self, partition: int, stop: int) -> list[Dated]:
-        """The records before `stop` that fill a ring, oldest first: read backwards in steps, since a record may hold one row or many."""
+    @property
+    def _wanted_rows(self) -> int:
+        """What fills a ring. The blocks at the far edge give the oldest rows their predecessors."""
         config = self._service.config
-        # The blocks at the far edge give the oldest rows their predecessors.
-        wanted = config.replay.capacity_rows + 2 * config.actor.block_steps * config.actor.lanes
-        low = self._log.bounds("transitions", partition)[0]
-        found: list[Dated] = []
-        rows, step = 0, wanted // config.actor.block_steps + 1
-        while rows < wanted and stop > low and not self._service.stop.is_set():
-            first = max(low, stop - step)
-            piece = [(record, self._block(record)) for record in self._log.read("transitions", partition, first, stop)]
-            rows += sum(block.observations.count for _, block in piece if block is not None)
-            found, stop = piece + found, first
+        return config.replay.capacity_rows + 2 * config.actor.block_steps * config.actor.lanes
+
+    def _newest_before(self, stops: Mapping[int, int], lows: Mapping[int, int]) -> dict[int, list[Dated]]:
+        """By partition, the records before its stop that fill a ring, oldest first: read backwards in steps, since a record may hold one row or many."""
+        wanted = self._wanted_rows
+        step = wanted // self._service.config.actor.block_steps + 1
+        at, rows = dict(stops), dict.fromkeys(stops, 0)
+        found: dict[int, list[Dated]] = {p: [] for p in stops}
+        while not self._service.stop.is_set():
+            ranges = {p: (max(lows[p], at[p] - step), at[p]) for p in at if rows[p] < wanted and at[p] > lows[p]}
+            if not ranges:
+                break
+            pieces: dict[int, list[Dated]] = {p: [] for p in ranges}
+            for record in self._log.read_all("transitions", ranges):
+                block = self._block(record)
+                pieces[record.partition].append((record, block))
+                rows[record.partition] += block.observations.count if block is not None else 0
+            for partition, piece in pieces.items():
+                found[partition] = piece + found[partition]
+                at[partition] = ranges[partition][0]
         return found
 
     def _block(self, record: Received) -> TransitionBlock | None:
