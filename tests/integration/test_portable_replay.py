@@ -21,6 +21,7 @@ from gorila.engines import Engine
 from gorila.errors import LocalError
 from gorila.kafka import Received
 from gorila.local.broker_process import free_port, port_is_free
+from gorila.messages import ReplayStats
 from pipelines import split_registry
 from pipelines.elements import Chunk
 from pipelines.kafka_io import records_a_poll
@@ -120,6 +121,38 @@ def test_a_job_server_and_a_worker_pool_of_their_own_outlive_the_job_and_serve_t
                 run.block()
         pool.send_signal(signal.SIGTERM)
         assert pool.wait(30) == 0
+
+
+@needs_prism
+def test_two_splits_of_one_job_share_the_actors_out(make_run: Callable[..., Run], tmp_path: Path) -> None:
+    run = make_run("actor.count=2", "replay.max_lag_batches=1000")
+    with command(tmp_path / "out", *replay_words(run, "--runner=prism", "--parallelism", "2")) as process:
+        group = f"{run.name}.replay"
+
+        def shared_out() -> bool:
+            members = run.cluster.admin().describe_groups([group])[group].members
+            return [(m.instance_id, len(m.partitions)) for m in members] == [("replay-0", 1), ("replay-1", 1)]
+
+        until(shared_out, "each split to own an actor")
+        for _ in range(5):
+            run.block(0), run.block(1)
+        until(lambda: {p: run.committed(p) for p in (0, 1)} == {0: 5, 1: 5}, "both actors' blocks to be committed")
+
+        def said() -> dict[str, int]:
+            end = run.end("replay-stats")
+            records = run.read("replay-stats", lambda found: bool(found) and found[-1].offset >= end - 1)
+            return {s.split: s.inserts_total for s in (run.expect(record, ReplayStats) for record in records)}
+
+        until(lambda: said() == {"replay-0": 80, "replay-1": 80}, "each to count its own")
+
+        def both_drawn() -> bool:
+            """A split that had published no actor when rows came has earned no share of them: more must come."""
+            run.block(0), run.block(1)
+            return {int(p) for batch in run.batches(run.end("batches")) for p in batch.partition} == {0, 1}
+
+        until(both_drawn, "batches of both actors")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
 
 
 @needs_prism
