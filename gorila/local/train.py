@@ -339,7 +339,9 @@ def _finish(
         service.config,
         progress,
         first_step_ms=measured(lambda: follower.first_step_ms(parts[-1].starts), None)
-        or measured(follower.first_batch_ms, None),
+        or measured(follower.first_batch_ms, None)
+        # A resumed run may learn from what was left before its actors have taken a step.
+        or (parts[-1].started_ms if len(parts) > 1 else None),
         started_ms=parts[-1].started_ms,
         ended_ms=ended_ms,
         bytes_per_transition=measured(follower.bytes_per_transition, None),
