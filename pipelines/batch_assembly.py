@@ -1,7 +1,7 @@
 """From drawn rows to batches records. Nothing here touches a pixel: a record names blocks, carries them as they came, and frames in them.
 
 Small vectors that lie there uncompressed are the exception: only those that the rows need are copied, into one block a record. 64 blocks of
-16 vectors cost the learner more to decode than its update (docs/decisions/0013-one-block-of-vectors.md).
+16 vectors cost the learner more to decode than its update (docs/decisions/0017-one-block-of-vectors.md).
 """
 
 from __future__ import annotations
