@@ -254,8 +254,8 @@ class LogReader:
         consumer = self._open()
         consumer.assign({(name, p): wanted[p][0] for p in left})
         while left and not self._service.stop.is_set():
-            before = set(left)
             for record in consumer.poll_many(512, 0.1):
+                # What follows a range is passed over. Pausing its partition would outlive the next `assign` in librdkafka: never read again.
                 stop = left.get(record.partition, 0)
                 if record.offset < stop:
                     yield record
@@ -265,8 +265,6 @@ class LogReader:
             for partition, stop in list(left.items()):
                 if (consumer.end_reached(name, partition) or 0) >= stop:
                     del left[partition]
-            if left and len(left) < len(before):
-                consumer.pause([(name, p) for p in before - set(left)])
 
     def close(self) -> None:
         """Give the connections back; the next range opens them again."""

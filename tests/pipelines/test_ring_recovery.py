@@ -23,7 +23,7 @@ POLL = 5
 
 
 class FakeKafka:
-    """Admin and consumer of a log in memory: partitions take turns, a paused one is not read; offsets that are missing are gaps."""
+    """Admin and consumer of a log in memory: partitions take turns, a paused one is never read again, whatever is assigned; offsets that are missing are gaps."""
 
     def __init__(self, logs: dict[int, dict[int, bytes]], lows: dict[int, int], ends: dict[int, int]) -> None:
         self._logs, self._lows, self._ends = logs, lows, ends
@@ -50,7 +50,7 @@ class FakeKafka:
     def assign(self, starts: dict[tuple[str, int], int]) -> None:
         self.assignments += 1
         self._at = {p: offset for (_, p), offset in starts.items()}
-        self._paused, self._reached = set(), {}
+        self._reached = {}
 
     def pause(self, places: list[tuple[str, int]]) -> None:
         self._paused |= {p for _, p in places}
