@@ -35,21 +35,18 @@ from gorila.errors import GorilaError
 from gorila.settings import load_config
 
 PATIENCE_S = 120.0
+TELL_WHY_S = 5.0
 BROKER_DISK, ROLE_DISK = "3g", "256m"
 SETS = (
     "network.hidden=[32,32]",
     "actor.count=2",
     "actor.lanes=4",
-    "actor.max_steps_per_s=150",
+    "actor.max_steps_per_s=40",
     # Larger than the run: at the end the rings hold every transition there is.
     "replay.capacity_rows=400000",
-    "replay.samples_per_insert=4",
-    "learner.batch_size=32",
-    "replay.record_rows=32",
     "learner.checkpoint_interval_s=5",
     "parameter_server.checkpoint_versions=500",
     "parameter_server.ledger_versions=100",
-    "parameter_server.learning_rate=1e-3",
     "evaluator.threshold=none",
     "evaluator.interval_s=5",
     "evaluator.episodes=5",
@@ -71,7 +68,8 @@ def strike_all(fleet: Fleet, striker: Striker, audit: Audit, faults: list[Fault]
         took_s, sick = fleet.until_healthy(fleet.mark(), PATIENCE_S)
         fleet.live(1.0)
         table.row(fault.kind, took_s, found.lost - lost, found.doubled - doubled)
-        print(f"{number:3} {fault!s:32} {took_s:5.1f} s{f'  STILL SICK: {sick}' if sick else ''}", flush=True)
+        why = f"STILL SICK: {sick}" if sick else f"last: {fleet.last_sick}" if took_s > TELL_WHY_S else ""
+        print(f"{number:3} {fault!s:32} {took_s:5.1f} s  {why}".rstrip(), flush=True)
         for line in fleet.ended + found.lines:
             print(f"      {line}", flush=True)
         fleet.ended.clear()

@@ -200,7 +200,7 @@ class Audit:
 
     def _gone(self, gone: OffsetGone) -> None:
         place = (gone.topic, gone.partition)
-        low, end = self._consumer.watermarks(*place)
+        low, end = self._consumer.watermarks(*place, CATCH_UP_S)
         position = self._next[place]
         if position > end:
             self.findings.add(f"{place} ends at {end}, though {position} records were there", lost=position - end)

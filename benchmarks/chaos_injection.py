@@ -21,6 +21,7 @@ from gorila.service import Service
 from gorila.topics import BY_NAME
 
 YEARS_MS = (-50 * 365 * 86_400_000, -3 * 365 * 86_400_000, 5 * 365 * 86_400_000, 40 * 365 * 86_400_000)
+PATIENCE_S = 60.0
 COMPACTED = ("replay-stats", "weights", "run")
 CLOCKED = ("transitions", "priorities", "batches", "gradients", "weights", "episodes", "replay-stats")
 
@@ -40,7 +41,7 @@ class Injector:
     def newest(self, topic: str, partition: int = 0) -> Received | None:
         """A record near the end of a partition that is not one of these."""
         place = (self._service.topic(topic), partition)
-        low, end = self._reader.watermarks(*place)
+        low, end = self._reader.watermarks(*place, PATIENCE_S)
         if end <= low:
             return None
         self._reader.assign({place: max(low, end - 50)})

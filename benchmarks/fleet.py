@@ -62,6 +62,7 @@ class Fleet:
         returns: of the actors' episodes, in order.
         rss: {process: [(seconds, MiB)]} of each life of each process, `broker` included.
         ended: lines about roles that ended though nobody did anything to them.
+        last_sick: what was missing last before the run was healthy again.
         held: names of what must not be started again now (a disk is full, a process is stopped).
     """
 
@@ -86,7 +87,7 @@ class Fleet:
         self.ended: list[str] = []
         self.held: set[str] = set()
         self.expected: set[str] = set()
-        self.max_lag = 0
+        self.max_lag, self.last_sick = 0, ""
         self.on_turn: Callable[[], object] = lambda: None
         self.roles: list[RoleProcess] = []
         self._starting: threading.Thread | None = None
@@ -177,13 +178,14 @@ class Fleet:
             return "a group's offsets cannot be had"
         for lag in lags:
             self.max_lag = max(self.max_lag, *lag.partitions.values())
-            if max(lag.partitions.values()) > bounds[lag.group]:
+            if max(lag.partitions.values()) > bounds[lag.group] + 1:  # written while the lag is at the bound
                 return f"{lag.group} is {max(lag.partitions.values())} records behind, bound {bounds[lag.group]}"
         return ""
 
     def until_healthy(self, mark: Mark, patience_s: float) -> tuple[float, str]:
         """(seconds from the mark, what is still missing when patience ended)."""
         while sick := self.sickness(mark):
+            self.last_sick = sick
             if time.monotonic() - mark.time_s > patience_s:
                 return time.monotonic() - mark.time_s, sick
             self.turn(0.05)
