@@ -137,7 +137,9 @@ def test_a_copy_with_one_bit_of_one_gradient_changed_is_refused_by_name(trained:
     producer.close()
     done = trained.gorila("weights", "verify", name)
     assert done.returncode == 1 and "Traceback" not in done.stderr
-    assert f"gorila: shard 0 version {changed + 1}: " in done.stderr.splitlines()[-1], done.stderr
+    found = re.search(r"^gorila: shard 0 version (\d+): .* says .*hash", done.stderr, re.MULTILINE)
+    # The first record that can tell: a snapshot of the very next version, or, where compaction took those, the next ledger entry.
+    assert found and changed + 1 <= int(found[1]) <= 48, done.stderr
 
 
 def test_a_trace_names_transitions_that_are_there(trained: Trained) -> None:
