@@ -10,7 +10,7 @@ PIP := $(BIN)/pip --disable-pip-version-check
 PRISM_VERSION = v$(shell sed -n 's/^apache-beam==//p' constraints.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: help install train test check bench chaos cluster docs clean
+.PHONY: help install train test check bench chaos cluster docs prism clean
 
 help: ## Show the targets
 	@grep -E '^[a-z]+:.*##' Makefile | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -47,17 +47,17 @@ bench: $(READY) ## Smoke run of every benchmark; figures: python -m benchmarks.N
 	@$(PIP) install --quiet --constraint constraints.txt --editable '.[bench]'
 	@for file in benchmarks/[a-z]*.py; do name=$$(basename $$file .py); echo "== $$name"; $(BIN)/python -m benchmarks.$$name --quick || exit 1; done
 
-chaos: $(READY) ## A run under 100 faults, audited; cuts links and fills disks where root may (about 25 minutes; ARGS="--seed 1")
-	@$(BIN)/python -m benchmarks.chaos $(ARGS)
-
-cluster: $(READY) ## compose.yaml's topology as processes in network namespaces, one a "host" (root; ARGS="--preset catch-pixels --updates 2000")
-	@$(BIN)/python -m deploy.cluster $(ARGS)
-
 prism: ## Build Prism, Beam's portable runner, with Go into .prism: `make test` then runs the pipeline on it too
 	@command -v go >/dev/null || { echo "Go is not here: Prism is built from source with Go 1.26 or newer. Everything else works without; its tests are skipped."; exit 2; }
 	@echo "Building Prism $(PRISM_VERSION) (the first time fetches its modules and takes about 2 minutes) ..."
 	@GOBIN="$(CURDIR)/.prism" go install github.com/apache/beam/sdks/v2/go/cmd/prism@$(PRISM_VERSION)
 	@echo "$(CURDIR)/.prism/prism"
+
+chaos: $(READY) ## A run under 100 faults, audited; cuts links and fills disks where root may (about 25 minutes; ARGS="--seed 1")
+	@$(BIN)/python -m benchmarks.chaos $(ARGS)
+
+cluster: $(READY) ## compose.yaml's topology as processes in network namespaces, one a "host" (root; ARGS="--preset catch-pixels --updates 2000")
+	@$(BIN)/python -m deploy.cluster $(ARGS)
 
 clean: ## Remove the virtual environment and caches (never runs/ or .gorila/)
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
