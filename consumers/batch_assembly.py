@@ -3,6 +3,7 @@
 Rules of this file:
 1. A learner batch is `parts` records of one split, in one partition, part 0 first. Records of several splits may alternate.
 2. Never compute from half a batch: a middle part without its beginning (a restart, a bad record before it) is skipped and counted.
+   So is a beginning whose end does not come: its split was killed between two parts and may be gone for good, and what is held is not committed.
 3. A batch's identity is (partition, offset of its last record).
 """
 
@@ -114,9 +115,14 @@ def assemble(parts: list[Batch]) -> LearnerBatch:
 
 
 class PartCollector:
-    """Parts of batches that are not complete yet, by (partition, split)."""
+    """Parts of batches that are not complete yet, by (partition, split).
 
-    def __init__(self) -> None:
+    Args:
+        patience_records: a beginning is given up when this many records of its partition have come since its newest part.
+    """
+
+    def __init__(self, patience_records: int) -> None:
+        self._patience_records = patience_records
         self._parts: dict[tuple[int, str], list[Incoming]] = {}
         self.orphan_parts = 0  # records skipped because their batch's beginning or end is missing
 
@@ -131,12 +137,19 @@ class PartCollector:
             useless.append(record)
         else:
             held.append(record)
+        useless += self._given_up(record)
         self.orphan_parts += len(useless)
         if held and batch.part == batch.parts - 1:
             return held, useless
         if held:
             self._parts[key] = held
         return None, useless
+
+    def _given_up(self, record: Incoming) -> list[Incoming]:
+        """Parts of other splits that have waited too long."""
+        newest = record.offset - self._patience_records
+        late = [key for key, held in self._parts.items() if key[0] == record.partition and held[-1].offset <= newest]
+        return [part for key in late for part in self._parts.pop(key)]
 
     @staticmethod
     def _continues(held: list[Incoming], batch: Batch) -> bool:

@@ -101,7 +101,10 @@ class Learner:
         sigma = 0.0 if config.run.synchronous else config.learner.outlier_sigma
         self.guard = OutlierGuard(sigma, config.learner.outlier_warmup_batches)
         self.counts = LearnerCounts()
-        self._collector = PartCollector()
+        # Half of what replay may be ahead: given up later, a beginning would hold the committed offset back until replay waits for this learner for ever.
+        self._collector = PartCollector(
+            config.record_parts * max(1, config.replay.max_lag_batches // 2),
+        )
         self._tracker = OffsetTracker()
         self._queue: deque[_Waiting] = deque()
         self.in_flight = InFlight(shards, 1 if config.run.synchronous else learner.max_in_flight)

@@ -289,6 +289,24 @@ def test_a_batch_that_lost_its_end_is_passed_over() -> None:
     assert loop.driver.committed("batches") == 3
 
 
+def test_a_beginning_whose_split_is_gone_does_not_hold_the_commit_back_until_replay_waits() -> None:
+    loop = LearningLoop(small_config(learner={"max_in_flight": 0}))
+    bound = loop.config.replay.max_lag_batches * loop.config.record_parts
+    loop.serve()
+    loop.driver.feed("batches", make_batch(1, loop.config, split="killed")[0])
+    written = 1
+    for number in range(1, 60):
+        lag = written - (loop.driver.committed("batches") or 0)
+        assert lag <= bound, (
+            "replay would wait for this learner, and this learner for a split that is not there any more"
+        )
+        loop.feed(number)
+        written += loop.config.record_parts
+        loop.serve()
+        loop.driver.commit()
+    assert (loop.learner.orphan_parts, loop.learner.counts.updates) == (1, 59)
+
+
 def test_parts_of_two_splits_may_alternate() -> None:
     loop = LearningLoop(small_config(learner={"max_in_flight": 4}))
     loop.serve()
