@@ -87,7 +87,8 @@ def check_everything_shown(run: ChainRun, updates: int) -> None:
     versions = [m.version for m in shown if m.kind == "key"]
     assert versions == sorted(versions) and versions[-1] == updates, "the weights topic went back"
     targets = {m.version for m in shown if m.kind == "target"}
-    assert targets >= set(range(0, updates + 1, 7))
+    # Compaction may have taken the older ones of a run that took long; never one in between.
+    assert targets == set(range(min(targets), updates + 1, 7)) and min(targets) % 7 == 0 and max(targets) > updates - 7
     states = [m for _, m in run.read("checkpoints") if isinstance(m, CheckpointManifest | CheckpointLedger)]
     assert all(m.state_hash == made[m.version][0] for m in states if m.version > 0)
     assert {m.version for m in states if isinstance(m, CheckpointLedger)} == set(range(16, updates + 1, 16))

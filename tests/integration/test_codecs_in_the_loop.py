@@ -48,7 +48,10 @@ def test_a_run_goes_on_and_readers_hold_what_was_published(
         view, shown = WeightsView(None, 1), []
         for received in read_all(cluster, service.topic("weights")):
             message = service.schemas.expect(received.value, Weights)
-            assert view.take(message, received.offset) or message.kind != "delta" or message.version <= view.version
+            taken = view.take(message, received.offset)
+            if view.version < 0:
+                continue  # where compaction has been here, deltas may lie before the first key frame it left
+            assert taken or message.kind != "delta" or message.version <= view.version
             if message.kind != "target":
                 shown.append(message)
                 assert not view.gaps and payload_hash(view.flat()) == message.payload_hash

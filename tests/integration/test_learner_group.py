@@ -148,7 +148,7 @@ def test_learners_scaled_from_one_to_four_to_two_handle_every_batch(loop: Loop) 
     for index in (1, 2, 3):
         loop.start("learner", index)
     loop.until("group of four", lambda: loop.shared_out(4))
-    assert {len(partitions) for partitions in loop.members().values()} == {1}
+    loop.until("one partition each", lambda: {len(held) for held in loop.members().values()} == {1})
     loop.until("gradient by each", loop.all_partitions_by(*(f"learner-{index}" for index in range(4))))
 
     # Down to two: one is stopped in order, one stands still for longer than its session, and comes back when its partition is another's.

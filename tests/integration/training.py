@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +99,12 @@ class Training:
 
     def left_behind(self) -> list[str]:
         """Command lines of role processes seen that still run."""
-        return [" ".join(p.cmdline()) for p in self._seen.values() if p.is_running() and p.status() != "zombie"]
+        left = []
+        for process in self._seen.values():
+            with suppress(psutil.NoSuchProcess):  # it ends while it is asked
+                if process.is_running() and process.status() != "zombie":
+                    left.append(" ".join(process.cmdline()))
+        return left
 
     def service(self) -> Service:
         """The run, as a reader of it has it."""
