@@ -17,7 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from gorila.local.train import train
+from gorila.local.train import INTERRUPTED, train
 from gorila.settings import load_config
 
 THRESHOLD = 475.0
@@ -27,6 +27,8 @@ def ours(seed: int, quick: bool, root: Path) -> dict[str, float | bool | None]:
     """One run of the preset as `gorila train` does it."""
     sets = [f"run.seed={seed}"] + (["run.max_updates=300"] if quick else [])
     summary = train(load_config("cartpole", sets), root=root)
+    if summary.ended_because == INTERRUPTED:
+        raise SystemExit(130)
     return {
         "solved": summary.solved,
         "wall_s": summary.train_wall_s,
