@@ -30,8 +30,6 @@ MAX_UNKNOWN = 1000  # ids remembered as unknown to the registry
 HEADER = struct.Struct(">bI")
 M = TypeVar("M", bound=Message)
 
-Decoder = Callable[[bytes], Message]
-
 
 def schema_id(schema_text: str) -> int:
     """The id every process derives for a schema: its CRC-64-AVRO fingerprint's low 31 bits."""
@@ -93,8 +91,12 @@ class Schemas:
 
     def learn(self, number: int, text: str) -> int:
         """Know a schema under an id; returns the id. Raises BadRecord when the schema is not one of our record types."""
-        parsed = json.loads(text)
-        record_name = parsed.get("name", "").rsplit(".", 1)[-1]
+        # A registry serves others too: it may know an id as a schema that is no record at all.
+        try:
+            parsed = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise BadRecord(f"schema {number} is not JSON: {error}") from None
+        record_name = str(parsed.get("name", "") if isinstance(parsed, dict) else text[:40]).rsplit(".", 1)[-1]
         for name in schemas.names():
             if schemas.load(name)["name"] == record_name:
                 self._by_id[number] = text
@@ -166,11 +168,13 @@ class Schemas:
         """Ask the registry, once an id: what it does not know stays unknown."""
         if self.lookup is not None and number not in self._unknown:
             text = self.lookup(number)
-            if text is not None:
-                self.learn(number, text)
-                return text
+            # Whatever is not ours by now is not asked for again.
             if len(self._unknown) < MAX_UNKNOWN:
                 self._unknown.add(number)
+            if text is not None:
+                self.learn(number, text)
+                self._unknown.discard(number)
+                return text
         raise BadRecord(f"unknown schema id {number}")
 
     def expect(self, data: bytes | None, kind: type[M]) -> M:

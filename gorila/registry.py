@@ -16,8 +16,10 @@ from typing import Any
 import schemas as wire
 from gorila.codec import Schemas
 from gorila.errors import BadRecord, BrokerError, ConfigError
+from gorila.settings import CREDENTIALS
 
 TIMEOUT_S = 5.0
+LONGEST_ANSWER = 4 * 1024 * 1024
 _MEDIA = "application/vnd.schemaregistry.v1+json"
 _log = logging.getLogger("gorila.registry")
 
@@ -26,22 +28,34 @@ class Registry:
     """One registry. Raises BrokerError naming its address without credentials."""
 
     def __init__(self, url: str) -> None:
-        parts = urllib.parse.urlsplit(url)
+        shown = CREDENTIALS.sub("//***@", url)
+        try:
+            parts = urllib.parse.urlsplit(url)
+            port = parts.port
+        except ValueError as error:
+            raise ConfigError("kafka.schema_registry_url", shown, f"an http:// or https:// address: {error}") from None
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError("kafka.schema_registry_url", parts.hostname or "", "an http:// or https:// address")
-        host = parts.hostname + (f":{parts.port}" if parts.port else "")
+            raise ConfigError("kafka.schema_registry_url", shown, "an http:// or https:// address")
+        host = (f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname) + (f":{port}" if port else "")
         self.address = f"{parts.scheme}://{host}{parts.path.rstrip('/')}"
-        self._headers = {"Content-Type": _MEDIA, "Accept": _MEDIA}
+        self._authorization = ""
         if parts.username:
             pair = f"{urllib.parse.unquote(parts.username)}:{urllib.parse.unquote(parts.password or '')}"
-            self._headers["Authorization"] = "Basic " + base64.b64encode(pair.encode()).decode()
+            self._authorization = "Basic " + base64.b64encode(pair.encode()).decode()
 
     def _ask(self, path: str, body: dict[str, Any] | None = None) -> Any:
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self.address + path, data=data, headers=self._headers)
+        request = urllib.request.Request(
+            self.address + path, data=data, headers={"Content-Type": _MEDIA, "Accept": _MEDIA}
+        )
+        if self._authorization:  # urllib would carry an ordinary header along to wherever a redirect points
+            request.add_unredirected_header("Authorization", self._authorization)
         try:
             with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
-                return json.load(answer)
+                given = answer.read(LONGEST_ANSWER + 1)
+            if len(given) > LONGEST_ANSWER:
+                raise ValueError(f"an answer of more than {LONGEST_ANSWER} bytes")
+            return json.loads(given)
         except urllib.error.HTTPError as error:
             if error.code == 404:
                 return None

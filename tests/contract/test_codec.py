@@ -196,3 +196,16 @@ def test_an_id_learned_from_a_registry_is_asked_for_once_and_an_unknown_one_too(
         with pytest.raises(BadRecord, match="unknown schema id 78"):
             schemas.decode(struct.pack(">bI", 0, 78) + data[5:])
     assert asked == [77, 78]
+
+
+@pytest.mark.parametrize(
+    "text", ['"string"', "[1]", "not JSON", '{"type": "record", "name": "theirs", "fields": []}', '{"name": 7}']
+)
+def test_an_id_that_the_registry_knows_as_a_schema_of_others_is_a_bad_record_and_is_asked_for_once(text: str):
+    asked: list[int] = []
+    schemas = Schemas()
+    schemas.lookup = lambda number: (asked.append(number), text)[1]
+    for _ in range(2):
+        with pytest.raises(BadRecord):
+            schemas.decode(struct.pack(">bI", 0, 77) + b"theirs")
+    assert asked == [77]

@@ -115,6 +115,28 @@ def test_a_registry_that_does_not_answer_or_is_no_address_is_one_line():
         attach(Schemas(), "http://127.0.0.1:1")
     with pytest.raises(ConfigError, match=r"kafka\.schema_registry_url"):
         Registry("localhost:8081")
+    with pytest.raises(ConfigError, match=r"//\*\*\*@host:port' is not allowed") as caught:
+        Registry("http://ann:s3cret@host:port")
+    assert "s3cret" not in str(caught.value)
+
+
+def test_credentials_do_not_follow_a_redirect_to_another_address(server: Fake):
+    class Elsewhere(Handler):
+        def do_GET(self) -> None:
+            self.send_response(302)
+            self.send_header("Location", f"{url(server)}/schemas/ids/1000")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+    first = ThreadingHTTPServer(("127.0.0.1", 0), Elsewhere)
+    thread = threading.Thread(target=first.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    server.texts.append(wire.text("episode"))
+    assert Registry(f"http://ann:s3cret@127.0.0.1:{first.server_address[1]}").lookup(1000) == wire.text("episode")
+    assert server.requests[-1] == ("/schemas/ids/1000", None)
+    first.shutdown()
+    thread.join()
+    first.server_close()
 
 
 def test_a_registry_that_goes_away_later_makes_dead_letters_not_crashes(server: Fake):
