@@ -14,6 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 Positive = Annotated[int, Field(gt=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
+Decay = Annotated[float, Field(ge=0, lt=1)]
+"""Of a running mean: at 1 it would never move, and Adam's bias correction would divide by 0."""
 NotNegative = Annotated[float, Field(ge=0)]
 
 
@@ -109,11 +111,13 @@ class ActorSection(Section):
     exploration: Literal["schedule", "ladder"] = Field(
         "schedule", description="schedule: one epsilon by global version; ladder: Ape-X, one per lane"
     )
-    epsilon_start: Fraction = 1.0
-    epsilon_end: Fraction = 0.04
+    epsilon_start: Fraction = Field(1.0, description="schedule: at version 0")
+    epsilon_end: Fraction = Field(0.04, description="schedule: from epsilon_versions on")
     epsilon_versions: Positive = Field(1500, description="global versions over which epsilon falls")
-    ladder_base: Fraction = 0.4
-    ladder_exponent: NotNegative = 7.0
+    ladder_base: Fraction = Field(0.4, description="ladder: epsilon of the most exploring lane")
+    ladder_exponent: NotNegative = Field(
+        7.0, description="ladder: epsilon of the least exploring lane is base ** (1 + exponent)"
+    )
     max_lag_records: Positive = Field(
         64, description="an actor waits while replay's committed lag on its partition is above this"
     )
@@ -124,7 +128,7 @@ class ReplaySection(Section):
 
     capacity_rows: Positive = Field(20_000, description="rows each actor's ring holds")
     min_size_rows: Positive = Field(500, description="sampling waits below this many sampleable rows")
-    n_steps: Annotated[int, Field(ge=1, le=64)] = 3
+    n_steps: Annotated[int, Field(ge=1, le=64)] = Field(3, description="rewards in a return; fewer at an episode's end")
     discount: Fraction = Field(0.99, description="gamma")
     alpha: NotNegative = Field(0.6, description="priority exponent")
     priority_floor: PositiveFloat = Field(1e-3, description="PER's epsilon: p = (|TD error| + floor) ** alpha")
@@ -151,12 +155,12 @@ class ReplaySection(Section):
 class LearnerSection(Section):
     """Learners."""
 
-    count: Positive = 1
-    batch_size: Annotated[int, Field(ge=1, le=16384)] = 128
-    double: bool = True
-    huber_delta: PositiveFloat = 1.0
-    beta_start: Fraction = 0.4
-    beta_end: Fraction = 1.0
+    count: Positive = Field(1, description="partitions of batches, so the most learners that can share the work")
+    batch_size: Annotated[int, Field(ge=1, le=16384)] = Field(128, description="rows of an update")
+    double: bool = Field(True, description="the online network chooses the bootstrap's action; off: the target network")
+    huber_delta: PositiveFloat = Field(1.0, description="|TD error| from which the loss grows linearly")
+    beta_start: Fraction = Field(0.4, description="importance weights' exponent at version 0")
+    beta_end: Fraction = Field(1.0, description="and from beta_versions on")
     beta_versions: Positive = Field(5000, description="global versions over which beta rises")
     clip_norm: NotNegative = Field(10.0, description="gradient norm over all shards, before compression; 0: off")
     codec: Literal["auto", "fp32", "fp16", "one-bit", "top-k"] = Field(
@@ -175,17 +179,17 @@ class LearnerSection(Section):
         description="top-k: 25 %, 6.25 %, 1.6 %, .4 %, a quarter of these global versions each; 0: no warm-up",
     )
     max_in_flight: int = Field(1, ge=0, description="gradients not yet covered by a snapshot read; 0: unbounded")
-    commit_interval_ms: PositiveFloat = 50.0
-    checkpoint_interval_s: PositiveFloat = 300.0
+    commit_interval_ms: PositiveFloat = Field(50.0, description="committed offsets are at most this far behind")
+    checkpoint_interval_s: PositiveFloat = Field(300.0, description="between two checkpoints in --run-dir")
     outlier_sigma: NotNegative = Field(
         6.0, description="batch losses this many deviations above their mean are rejected; 0: off"
     )
-    outlier_warmup_batches: Positive = 200
+    outlier_warmup_batches: Positive = Field(200, description="batches seen before any is rejected as an outlier")
     conservative_weight: NotNegative = Field(0.0, description="CQL weight, for offline data")
     max_lag_records: Positive = Field(
         256, description="a learner waits while a shard's committed lag on gradients is above this"
     )
-    torch_threads: Positive = 1
+    torch_threads: Positive = Field(1, description="threads of one operation on a CPU")
     device: Literal["cpu", "cuda", "auto"] = Field("cpu", description="auto: a GPU where torch finds one")
     mixed_precision: Literal["off", "auto", "on"] = Field(
         "auto",
@@ -196,7 +200,7 @@ class LearnerSection(Section):
 class ParameterServerSection(Section):
     """Parameter servers."""
 
-    shards: Positive = 1
+    shards: Positive = Field(1, description="slices of the weights; a server process each, times replicas")
     replicas: Annotated[int, Field(ge=1, le=5)] = Field(
         1, description="processes that hold each shard, as a chain: what anyone has read, every one of them has"
     )
@@ -204,17 +208,19 @@ class ParameterServerSection(Section):
         "ordered", description="hogwild: threads apply dense gradients to one slice without locks; no bit-identity"
     )
     hogwild_threads: Annotated[int, Field(ge=1, le=64)] = Field(2, description="hogwild: threads of a shard")
-    optimizer: Literal["adam", "adagrad", "rmsprop", "sgd"] = "adam"
-    learning_rate: PositiveFloat = 2e-3
+    optimizer: Literal["adam", "adagrad", "rmsprop", "sgd"] = Field(
+        "adam", description="rmsprop: centred, as DQN's; each key of another one is without effect"
+    )
+    learning_rate: PositiveFloat = Field(2e-3, description="of an update, after the warm-up")
     warmup_versions: int = Field(0, ge=0, description="linear learning-rate warm-up, updates of the shard")
-    adam_beta1: Fraction = 0.9
-    adam_beta2: Fraction = 0.999
+    adam_beta1: Decay = Field(0.9, description="decay of the mean gradient")
+    adam_beta2: Decay = Field(0.999, description="decay of the mean squared gradient")
     adam_epsilon: PositiveFloat = Field(1e-8, description="added outside the root, as torch does")
-    adagrad_epsilon: PositiveFloat = 1e-10
-    rmsprop_decay: Fraction = 0.95
+    adagrad_epsilon: PositiveFloat = Field(1e-10, description="added outside the root, as torch does")
+    rmsprop_decay: Decay = Field(0.95, description="of the mean gradient and the mean squared gradient")
     rmsprop_epsilon: PositiveFloat = Field(0.01 / 32**2, description="inside the root, as DQN's centred RMSProp does")
-    momentum: Fraction = Field(0.0, description="sgd")
-    target_period_versions: Positive = 50
+    momentum: Decay = Field(0.0, description="sgd; 0: none")
+    target_period_versions: Positive = Field(50, description="updates of the shard between two target weights")
     weights_codec: Literal["fp32", "fp16", "delta"] = Field(
         "fp32", description="of snapshots; delta: fp16 key frames and deltas with error feedback between them"
     )
@@ -232,8 +238,8 @@ class ParameterServerSection(Section):
         0, ge=0, description="older gradients are dropped; 0: four times learners * max_in_flight"
     )
     checkpoint_versions: Positive = Field(2000, description="updates between checkpoints: at most about 10 s of apply")
-    ledger_versions: Positive = 4096
-    commit_interval_ms: PositiveFloat = 200.0
+    ledger_versions: Positive = Field(4096, description="updates between two lines of the ledger, each a state hash")
+    commit_interval_ms: PositiveFloat = Field(200.0, description="committed offsets are at most this far behind")
 
     def staleness_bound(self, learners: int, in_flight: int) -> int:
         """Updates. 0 in both configurations means unbounded."""
@@ -245,12 +251,12 @@ class ParameterServerSection(Section):
 class EvaluatorSection(Section):
     """The evaluator."""
 
-    lanes: Positive = 20
+    lanes: Positive = Field(20, description="environments played side by side")
     episodes: Positive = Field(20, description="episodes of a screening evaluation")
     confirm_episodes: Positive = Field(
         100, description="fresh episodes that confirm a version at or above the threshold"
     )
-    epsilon: Fraction = 0.0
+    epsilon: Fraction = Field(0.0, description="share of random actions while measuring")
     threshold: float | None = Field(
         475.0, description="solved: screening and confirming means at or above; None: never solved"
     )
@@ -269,7 +275,7 @@ class MonitorSection(Section):
     health_file: str = Field(
         "", description="touched once a second while the role's loop turns, for probes without HTTP; empty: none"
     )
-    tensorboard: bool = True
+    tensorboard: bool = Field(True, description="write TensorBoard events into --run-dir")
 
 
 class ArchiveSection(Section):
@@ -311,14 +317,20 @@ class Config(Section):
         return math.ceil(self.learner.batch_size / self.replay.record_rows)
 
     @model_validator(mode="after")
-    def _rooms_agree(self) -> Config:
+    def _keys_agree(self) -> Config:
         if self.run.synchronous and (self.actor.count > 1 or self.learner.count > 1):
-            raise ValueError("run.synchronous needs actor.count = 1 and learner.count = 1")
+            raise ValueError(
+                f"run.synchronous needs actor.count = 1 and learner.count = 1, not {self.actor.count} and {self.learner.count}"
+            )
         if self.replay.min_size_rows > self.actor.count * self.replay.capacity_rows:
-            raise ValueError("replay.min_size_rows is more than all rings hold (actor.count * replay.capacity_rows)")
+            raise ValueError(
+                f"replay.min_size_rows = {self.replay.min_size_rows} is more than all rings hold: at most"
+                f" {self.actor.count * self.replay.capacity_rows} (actor.count * replay.capacity_rows)"
+            )
         if self.replay.max_error_rows < 2 * self.learner.batch_size:
             raise ValueError(
-                "replay.max_error_rows must be at least 2 * learner.batch_size, or sampling could never start"
+                f"replay.max_error_rows = {self.replay.max_error_rows:g} must be at least {2 * self.learner.batch_size}"
+                " (2 * learner.batch_size), or sampling could never start"
             )
         if self.learner.codec == "top-k" and self.parameter_server.optimizer == "adam":
             raise ValueError(
@@ -337,7 +349,9 @@ class Config(Section):
                 " parameter_server.replicas above 1"
             )
         if self.actor.epsilon_end > self.actor.epsilon_start:
-            raise ValueError("actor.epsilon_end must not be above actor.epsilon_start")
+            raise ValueError(
+                f"actor.epsilon_end = {self.actor.epsilon_end:g} must not be above actor.epsilon_start = {self.actor.epsilon_start:g}"
+            )
         return self
 
 

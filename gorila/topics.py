@@ -46,28 +46,36 @@ class Topic:
         }
 
 
+def _at_most(config: Config, size: int) -> str:
+    return str(min(size, config.kafka.max_topic_bytes))
+
+
 def _transitions_retention(config: Config) -> dict[str, str]:
     # Raw size: retention must hold the ring even when nothing compresses (design §2). Twice, so that a restart never races it.
     row_bytes = max(64, config.env.observation_bytes_bound)
     wanted = 2 * config.replay.capacity_rows * row_bytes
     return {
         "retention.ms": "-1",
-        "retention.bytes": str(max(256 * _MIB, min(wanted, config.kafka.max_topic_bytes))),
+        "retention.bytes": _at_most(config, max(256 * _MIB, wanted)),
     }
 
 
 def _priorities(config: Config) -> dict[str, str]:
-    return {"retention.ms": "-1", "retention.bytes": str(512 * _MIB)}
+    return {"retention.ms": "-1", "retention.bytes": _at_most(config, 512 * _MIB)}
 
 
 def _short(config: Config) -> dict[str, str]:
-    return {"retention.ms": str(10 * 60 * 1000), "retention.bytes": str(512 * _MIB), "segment.bytes": str(64 * _MIB)}
+    return {
+        "retention.ms": str(10 * 60 * 1000),
+        "retention.bytes": _at_most(config, 512 * _MIB),
+        "segment.bytes": str(64 * _MIB),
+    }
 
 
 def _gradients(config: Config) -> dict[str, str]:
     return {
         "retention.ms": "-1",
-        "retention.bytes": str(min(4096 * _MIB, config.kafka.max_topic_bytes)),
+        "retention.bytes": _at_most(config, 4096 * _MIB),
         "segment.bytes": str(128 * _MIB),
     }
 
@@ -81,12 +89,12 @@ def _weights(config: Config) -> dict[str, str]:
         "min.compaction.lag.ms": "10000",
         "delete.retention.ms": "1000",
         "retention.ms": "-1",
-        "retention.bytes": str(min(2048 * _MIB, config.kafka.max_topic_bytes)),
+        "retention.bytes": _at_most(config, 2048 * _MIB),
     }
 
 
 def _long(config: Config) -> dict[str, str]:
-    return {"retention.ms": "-1", "retention.bytes": str(512 * _MIB)}
+    return {"retention.ms": "-1", "retention.bytes": _at_most(config, 512 * _MIB)}
 
 
 TOPOLOGY: tuple[Topic, ...] = (

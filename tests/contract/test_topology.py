@@ -47,11 +47,12 @@ def test_partitions_are_counted_by_what_a_partition_stands_for(preset: str) -> N
 
 @pytest.mark.parametrize("preset", preset_names())
 def test_no_topic_may_outgrow_its_bound(preset: str) -> None:
-    config = load_config(preset, [], {})
-    for topic in TOPOLOGY:
-        settings = topic.topic_config(config)
-        if "delete" in topic.cleanup:
-            assert 0 < int(settings["retention.bytes"]) <= config.kafka.max_topic_bytes, topic.name
+    for sets in ([], ["kafka.max_topic_bytes=100000000"]):
+        config = load_config(preset, sets, {})
+        for topic in TOPOLOGY:
+            settings = topic.topic_config(config)
+            if "delete" in topic.cleanup:
+                assert 0 < int(settings["retention.bytes"]) <= config.kafka.max_topic_bytes, topic.name
 
 
 @pytest.mark.parametrize("years", [-30, 50])

@@ -55,8 +55,13 @@ def test_every_preset_that_ships_is_valid_and_survives_the_run_topic(name: str):
         (["replay.discount=1.5"], ["replay.discount", "1.5", "less"]),
         (["env.kwargs={x"], ["env.kwargs", "JSON"]),
         (["parameter_server.learning_rate=nan"], ["parameter_server.learning_rate", "nan"]),
-        (["actor.epsilon_start=0", "actor.epsilon_end=0.5"], ["actor.epsilon_end", "actor.epsilon_start"]),
-        (["run.synchronous=true", "actor.count=2"], ["run.synchronous", "actor.count"]),
+        (["actor.epsilon_start=0", "actor.epsilon_end=0.5"], ["actor.epsilon_end = 0.5", "actor.epsilon_start = 0"]),
+        (["run.synchronous=true", "actor.count=2"], ["run.synchronous", "actor.count", "not 2"]),
+        (["replay.min_size_rows=30000"], ["replay.min_size_rows = 30000", "20000"]),
+        (["replay.max_error_rows=100"], ["replay.max_error_rows = 100", "256", "learner.batch_size"]),
+        (["parameter_server.adam_beta1=1"], ["parameter_server.adam_beta1", "'1'", "less than 1"]),
+        (["parameter_server.adam_beta2=1"], ["parameter_server.adam_beta2", "'1'", "less than 1"]),
+        (["parameter_server.rmsprop_decay=1"], ["parameter_server.rmsprop_decay", "'1'", "less than 1"]),
     ],
 )
 def test_a_mistake_is_one_line_naming_the_key_the_value_and_what_is_allowed(sets: list[str], words: list[str]):
