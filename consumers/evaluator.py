@@ -9,7 +9,6 @@ Rules of this file (rules.md 16):
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -150,8 +149,3 @@ class EvaluatorCore:
             phase == "confirm" and threshold is not None and mean >= threshold,
             time_ms,
         )
-
-
-def wall_ms() -> int:
-    """Milliseconds for records; the core takes it as a function."""
-    return int(time.time() * 1000)

@@ -13,7 +13,7 @@ GorilaError
 ├── InvalidState            check_valid() found a broken invariant: a bug, never silenced
 └── ShapeError              arrays of the wrong shape or dtype handed to a pure function
 
-Third-party errors are mapped to these at one door each: Kafka's in gorila/kafka.py, Avro's in gorila/codec.py.
+Third-party errors are mapped to these at one door each: Kafka's in gorila/kafka/, Avro's in gorila/codec.py.
 """
 
 from __future__ import annotations
