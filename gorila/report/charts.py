@@ -98,15 +98,18 @@ def svg(chart: Chart) -> str:
         if len(points) == 1:
             parts.append('<circle cx="{}" cy="{}" r="3" fill="{}"/>'.format(*at(*points[0]), colour))
     parts.append("</svg>")
-    return "".join(parts) + _legend(list(lines), list(dots))
+    mark = f"{chart.level_name} {short(chart.level)}" if chart.level is not None and chart.level_name else ""
+    return "".join(parts) + _legend(list(lines), list(dots), mark)
 
 
-def _legend(lines: Sequence[str], dots: Sequence[str]) -> str:
+def _legend(lines: Sequence[str], dots: Sequence[str], mark: str) -> str:
     names = [(name, COLOURS[i % len(COLOURS)]) for i, name in enumerate(lines)]
     names += [
         (name, COLOURS[(len(lines) + i) % len(COLOURS)] if len(dots) > 1 else "#868e96") for i, name in enumerate(dots)
     ]
     keys = "".join(f'<span><i style="background:{colour}"></i>{escape(name)}</span>' for name, colour in names)
+    if mark:
+        keys += f'<span><i class="mark"></i>{escape(mark)}</span>'
     return f'<div class="legend">{keys}</div>'
 
 

@@ -19,6 +19,7 @@ class Chart:
         lines: points by name, x ascending; drawn as lines.
         dots: the same, drawn as dots behind the lines.
         level: a horizontal mark, such as the return that counts as solved.
+        level_name: what the mark is, for the legend.
     """
 
     title: str
@@ -27,6 +28,7 @@ class Chart:
     lines: Mapping[str, Points] = field(default_factory=dict)
     dots: Mapping[str, Points] = field(default_factory=dict)
     level: float | None = None
+    level_name: str = ""
 
     @property
     def empty(self) -> bool:

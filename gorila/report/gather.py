@@ -156,13 +156,23 @@ def charts(tags: Tags, config: Mapping[str, Any]) -> list[Chart]:
     exploring = [point for points in by_step("return_by_epsilon/").values() for point in points]
     dots = {"actors, exploring": sorted(exploring)} if exploring else {}
     level = float(threshold) if isinstance(threshold, int | float) else None
+    # As curve.png calls them.
+    names = {"screen": "evaluation", "confirm": "confirmation"}
+    evaluations = {names.get(phase, phase): points for phase, points in by_step("evaluation/").items()}
     rates = by_time("rate/")
     samples = {name: points for name, points in rates.items() if name.startswith("samples")}
     made = [
-        Chart("returns", "updates", "per episode", by_step("evaluation/"), dots, level),
+        Chart("returns", "updates", "per episode", evaluations, dots, level, "solved at"),
         Chart("loss", "updates", "batch mean", by_step("loss/")),
         Chart("gradient norm", "updates", "by learner, before the clip", by_step("gradient_norm/")),
-        Chart("learner utilisation", "updates", "0 to 1", by_step("busy_fraction/"), level=0.85),
+        Chart(
+            "learner utilisation",
+            "updates",
+            "0 to 1",
+            by_step("busy_fraction/"),
+            level=0.85,
+            level_name="checklist: above",
+        ),
         Chart("rates", "seconds", "per second", {n: p for n, p in rates.items() if n not in samples}),
         Chart("samples", "seconds", "per second", samples),
         Chart("lag", "seconds", "records", by_time("lag/")),

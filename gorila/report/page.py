@@ -28,7 +28,7 @@ figure{margin:0;border:1px solid var(--line);border-radius:6px;padding:10px}
 svg{width:100%;height:auto}svg text{font-size:11px;fill:var(--dim)}svg .axis{font-style:italic}
 .grid{stroke:var(--line);stroke-width:1}.level{stroke:#e03131;stroke-dasharray:4 3}.dots{stroke-width:3;stroke-linecap:round;opacity:.45}
 rect{fill:#1f6feb}.legend{font-size:12px;color:var(--dim)}.legend span{margin-right:12px;white-space:nowrap}
-.legend i{display:inline-block;width:10px;height:10px;border-radius:2px;margin-right:4px}
+.legend i{display:inline-block;width:10px;height:10px;border-radius:2px;margin-right:4px}.legend i.mark{height:0;border-radius:0;border-top:2px dashed #e03131;vertical-align:middle}
 table{border-collapse:collapse;width:100%}td,th{text-align:left;padding:4px 10px 4px 0;border-bottom:1px solid var(--line);vertical-align:top}
 td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}
 .fine{color:#2b8a3e}.advice{color:#e67700}.wrong{color:#e03131;font-weight:bold}.note{color:var(--dim)}
@@ -62,7 +62,7 @@ def page(content: Content) -> str:
             f"<figure><h3>{escape(c.title)} <small>({escape(c.y)})</small></h3>{svg(c)}</figure>"
             for c in content.charts
         ),
-        f"<figure><h3>staleness of applied gradients <small>(gradients)</small></h3>{bars(content.staleness, 'updates')}</figure>",
+        f"<figure><h3>staleness of applied gradients <small>(gradients)</small></h3>{_staleness(content)}</figure>",
         "</div>",
         "<h2>Checklist</h2>",
         _checklist(content),
@@ -119,6 +119,12 @@ def _value(value: Any) -> str:
 def _table(values: Mapping[str, Any]) -> str:
     rows = "".join(f"<tr><td>{escape(str(k))}</td><td class=n>{escape(_value(v))}</td></tr>" for k, v in values.items())
     return f"<table>{rows}</table>"
+
+
+def _staleness(content: Content) -> str:
+    if not content.checklist and not content.staleness:
+        return '<p class="none">Kafka was not reached: nothing could be counted</p>'
+    return bars(content.staleness, "updates")
 
 
 def _checklist(content: Content) -> str:

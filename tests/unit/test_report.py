@@ -75,6 +75,8 @@ def test_a_folder_alone_makes_a_whole_report(tmp_path: Path):
     reader = read(text)
     assert text.count("<svg") >= 3 and "polyline" in text and "499.5" in text and "CartPole-v1" in text
     assert "Kafka was not asked: none in this test" in text
+    assert ">evaluation<" in text and "solved at 475" in text
+    assert "nothing could be counted" in text and "no gradient was applied" not in text
     assert reader.addresses == [] and "script" not in reader.tags and "link" not in reader.tags
 
 
