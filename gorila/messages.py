@@ -16,6 +16,9 @@ from gorila.errors import BadRecord
 from gorila.observations import CODECS, MAX_FRAMES, MAX_INFLATED_BYTES, ObservationBlock
 
 MAX_ROWS = 1024
+MAX_BATCH_BYTES = (
+    256 * 1024 * 1024
+)  # inflated, of one record: 512 rows of Nature frames from two blocks each are 116 MB
 MAX_PARAMETERS = 2_000_000
 """Of a shard: 8,000,000 bytes in fp32, which a record of 8 MiB still carries. Advice: 1 M (design §6)."""
 
@@ -143,6 +146,10 @@ class Batch:
                 block.check()
             frames += count
         _require(frames <= MAX_FRAMES * MAX_ROWS, f"{frames} frames")
+        _require(
+            frames * frame_bytes <= MAX_BATCH_BYTES,
+            f"blocks that inflate to {frames * frame_bytes} bytes, at most {MAX_BATCH_BYTES} are taken",
+        )
         for name, indices in (("frames_tm1", self.frames_tm1), ("frames_t", self.frames_t)):
             _require(int(indices.min()) >= 0 and int(indices.max()) < frames, f"{name} points outside the blocks")
 

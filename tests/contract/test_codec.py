@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 import schemas as wire
 from gorila.codec import Schemas
 from gorila.errors import BadRecord
-from gorila.messages import MESSAGES, CheckpointPart, Episode, Gradient, Message, TransitionBlock
-from gorila.observations import ObservationBlock
+from gorila.messages import MAX_ROWS, MESSAGES, Batch, CheckpointPart, Episode, Gradient, Message, TransitionBlock
+from gorila.observations import ObservationBlock, compress
 
 SCHEMAS = Schemas()
 EXAMPLES = example_messages()
@@ -209,3 +209,23 @@ def test_an_id_that_the_registry_knows_as_a_schema_of_others_is_a_bad_record_and
         with pytest.raises(BadRecord):
             schemas.decode(struct.pack(">bI", 0, 77) + b"theirs")
     assert asked == [77]
+
+
+def test_a_batch_whose_blocks_together_inflate_to_gigabytes_is_refused_before_any_is():
+    (batch,) = [message for message in EXAMPLES if isinstance(message, Batch)]
+    rows = len(batch.action)
+    wide = {
+        field.name: np.resize(column, MAX_ROWS)
+        for field in dataclasses.fields(batch)
+        if isinstance(column := getattr(batch, field.name), np.ndarray) and len(column) == rows
+    }
+    places = np.zeros(MAX_ROWS * batch.stack, np.int32)
+    empty = compress(np.zeros((1000, 84, 84), np.uint8), "zstd")  # a few hundred bytes that claim 7 MB
+    for blocks, sound in ((10, True), (100, False)):
+        wide |= {"frames_tm1": places, "frames_t": places}
+        data = SCHEMAS.encode(dataclasses.replace(batch, **wide, blocks=[empty] * blocks))
+        if sound:
+            assert SCHEMAS.decode(data)
+        else:
+            with pytest.raises(BadRecord, match="inflate to"):
+                SCHEMAS.decode(data)
