@@ -11,7 +11,7 @@ from typing import Any
 
 from consumers.learning_curve import LearningCurve
 from consumers.monitor_metrics import RunMetrics
-from gorila.errors import BrokerError
+from gorila.errors import BrokerError, while_away
 from gorila.messages import Episode, Evaluation, Message, Priorities, ReplayStats
 from gorila.run_follower import Lag, RunFollower
 from gorila.run_progress import RunProgress
@@ -171,7 +171,7 @@ def run_monitor_service(service: Service) -> None:
         now = time.monotonic()
         if now >= next_flush:
             next_flush = now + FLUSH_EVERY_S
-            with suppress(BrokerError):  # away for a moment: nothing to chart, nothing to die of
+            with while_away():
                 follower.look_at_weights()
             counters = {
                 "env_steps": float(progress.env_steps),

@@ -9,7 +9,7 @@ from contextlib import suppress
 from rich.console import Console
 from rich.live import Live
 
-from gorila.errors import BrokerError
+from gorila.errors import BrokerError, while_away
 from gorila.local.top_screen import TopState, screen
 from gorila.run_follower import RunFollower
 from gorila.run_observer import RunObserver
@@ -70,7 +70,7 @@ def _watch(state: TopState, follower: RunFollower, observer: RunObserver, live: 
         except BrokerError as error:  # it comes back or not: the screen goes on saying so
             state.problem = str(error)
         live.update(screen(state, console.width), refresh=True)
-        with suppress(BrokerError):
+        with while_away():
             _follow(follower, LOOK_EVERY_S)
 
 

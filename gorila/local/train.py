@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from gorila.config import Config
 from gorila.environment_facts import EnvironmentFacts
-from gorila.errors import BrokerError, GorilaError, LocalError, RunError
+from gorila.errors import BrokerError, GorilaError, LocalError, RunError, while_away
 from gorila.kafka import Cluster
 from gorila.local.broker import Broker
 from gorila.local.live_view import LiveView
@@ -174,7 +174,7 @@ class Supervision:
                     self._view.event(line)
             if now >= next_weights:
                 next_weights = now + WEIGHTS_EVERY_S
-                with suppress(BrokerError):  # away for a moment: the roles wait too
+                with while_away():  # the roles wait too
                     self._follower.look_at_weights()
             if now >= next_lag:
                 next_lag = now + LAG_EVERY_S
