@@ -47,7 +47,11 @@ Sets = Annotated[list[str] | None, typer.Option("--set", help="section.key=value
 RunDir = Annotated[Path | None, typer.Option(help="Folder for logs and results of this run.")]
 Source = Annotated[str, typer.Option("--from", help="Replay a recording: kafka:RUN[@START..END] or parquet:DIR.")]
 Updates = Annotated[
-    int, typer.Option(min=0, help="Updates to train: learner batches that are drawn from the recording.")
+    int,
+    typer.Option(
+        min=0,
+        help="Stop after this many updates; of a recording: how many learner batches are drawn. 0: the preset's limit.",
+    ),
 ]
 Priorities = Annotated[
     bool | None,
@@ -77,9 +81,12 @@ def local_bootstrap_servers() -> str:
     """Of the embedded broker that runs here. Raises UsageError when there is none."""
     from gorila.local.broker import Broker
 
-    running = Broker().status()
+    local = Broker()
+    running = local.status()
     if running is None:
-        raise UsageError("no --bootstrap-servers and no local broker running: give one, or `gorila broker start`")
+        raise UsageError(
+            f"no --bootstrap-servers, and no broker runs in {local.folder}: give one, go to the folder it was started from, or `gorila broker start`"
+        )
     if running.client_properties is not None:
         raise UsageError(
             f"the local broker is secured: --set kafka.client_properties={running.client_properties.parent}/NAME.properties"
