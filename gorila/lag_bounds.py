@@ -45,7 +45,8 @@ def refuse_narrow(config: Config) -> None:
 def refuse_narrow_transitions(config: Config, interval_ms: float, interval_key: str = CHECKPOINTS) -> None:
     """The actors' bound against the interval in which replay commits: on Flink, that of the checkpoints. Raises ConfigError."""
     actor = config.actor
-    least = math.ceil(2 * actor.max_steps_per_s / actor.block_steps * interval_ms / 1000)
+    asked = 2 * actor.max_steps_per_s / actor.block_steps * interval_ms / 1000
+    least = math.ceil(asked) if math.isfinite(asked) else asked
     if actor.max_lag_records < least:
         raise ConfigError(
             "actor.max_lag_records",

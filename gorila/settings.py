@@ -38,7 +38,9 @@ def _read_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text())
     except OSError as error:
         raise UsageError(f"configuration file {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except RecursionError:
+        raise UsageError(f"configuration file {path}: nested too deeply") from None
+    except ValueError as error:  # not TOML, not UTF-8, a number of thousands of digits
         raise UsageError(f"configuration file {path}: not TOML: {error}") from None
 
 
@@ -113,7 +115,7 @@ def _value(key: str, text: str) -> Any:
     if typing.get_origin(kind) in (tuple, dict) or kind in (tuple, dict):
         try:
             return json.loads(text)
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):  # not JSON, a number of thousands of digits, nested too deeply
             raise ConfigError(key, text, "a JSON list or object") from None
     return text
 
@@ -171,6 +173,10 @@ def validate(tree: Mapping[str, Any]) -> Config:
 def load_config(preset: str = "cartpole", sets: Iterable[str] = (), environ: Mapping[str, str] | None = None) -> Config:
     """The effective configuration of a new run. Raises UsageError, ConfigError."""
     tree = _preset(preset)
+    for section, values in tree.items():
+        if not isinstance(values, dict):
+            _field_type(section)
+            raise ConfigError(section, values, "a section, with keys of its own")
     tree.setdefault("run", {}).setdefault("preset", Path(preset).stem)
     for layer in (environment_values(os.environ if environ is None else environ), parse_sets(sets)):
         for key, value in layer.items():

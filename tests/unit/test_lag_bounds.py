@@ -64,3 +64,9 @@ def test_a_run_of_before_is_still_read() -> None:
     tree = json.loads(canonical_json(load_config("cartpole", (), {})))
     tree["actor"]["max_lag_records"] = 1
     assert config_of_run(json.dumps(tree), (), {}).actor.max_lag_records == 1
+
+
+def test_an_interval_beyond_all_numbers_is_refused_too() -> None:
+    assert refused("replay.commit_interval_ms=1e308").startswith(
+        "actor.max_lag_records = 64 is not allowed: inf or more"
+    )

@@ -198,3 +198,28 @@ def test_credentials_in_an_address_are_neither_shown_nor_on_a_role_s_command_lin
     for role in role_processes("run", config, "h:1", tmp_path):
         assert "pass-word" not in " ".join(role.command)
         assert role.environ["GORILA__KAFKA__SCHEMA_REGISTRY_URL"] == "http://ann:pass-word@registry:8081"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("run = 5", "run = 5 is not allowed: a section"),
+        ("[[run]]\nseed = 1", "run = [{'seed': 1}] is not allowed: a section"),
+        ('extends = "cartpole"\nrun = "x"', "run = 'x' is not allowed: a section"),
+        ("nope = 5", "nope is not a configuration key"),
+        ("a = " + "[" * 5000 + "]" * 5000, "nested too deeply"),
+        ("env.kwargs = {a = " + "9" * 6000 + "}", "not TOML"),
+    ],
+)
+def test_a_file_of_an_odd_shape_is_one_line(text: str, said: str, tmp_path: Path):
+    preset = tmp_path / "odd.toml"
+    preset.write_text(text)
+    with pytest.raises(UsageError) as error:
+        load_config(str(preset), [], NOTHING)
+    assert said in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("text", ["[" * 3000, "[" + "9" * 5000 + "]"])
+def test_json_that_python_cannot_read_is_refused_by_its_key(text: str):
+    with pytest.raises(ConfigError, match=r"network\.hidden"):
+        load_config("cartpole", [f"network.hidden={text}"], NOTHING)
