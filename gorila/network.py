@@ -219,7 +219,12 @@ def build_network(config: Config, facts: EnvironmentFacts) -> QNetwork:
             body = _imported(config, facts)
         else:
             hidden = config.network.hidden or BUILT_IN_HIDDEN[config.network.factory]
-            body = factory(facts.state_shape, facts.actions, hidden, config.network.dueling, config.network.batch_norm)
+            try:
+                body = factory(
+                    facts.state_shape, facts.actions, hidden, config.network.dueling, config.network.batch_norm
+                )
+            except RuntimeError as error:  # torch: no memory for it, or no such shape
+                raise ConfigError("network.hidden", hidden, str(error).splitlines()[0]) from None
     return QNetwork(body, facts.state_shape, is_frames and config.env.scale != "none")
 
 

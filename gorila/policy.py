@@ -31,6 +31,7 @@ from gorila.seeds import generator, seed_number
 from gorila.settings import canonical_json, validate
 
 FORMAT = "gorila-weights-1"
+LONGEST_VERSION = 19  # digits of an int64
 
 
 def save_weights(
@@ -91,6 +92,10 @@ def _metadata(path: Path | str) -> dict[str, str]:
         raise UsageError(f"{path} is not a weights file: {error}") from None
     if metadata.get("format") != FORMAT or not {"version", "config", "environment"} <= set(metadata):
         raise UsageError(f"{path} is a safetensors file, but not one this product wrote")
+    if not metadata["version"].removeprefix("-").isdecimal() or len(metadata["version"]) > LONGEST_VERSION:
+        raise UsageError(
+            f"{path} cannot be read: its version is {metadata['version'][:LONGEST_VERSION]!r}, not a number"
+        )
     return metadata
 
 
@@ -118,9 +123,13 @@ class Policy:
         metadata = _metadata(path)
         with safetensors.safe_open(str(path), framework="pt") as opened:
             tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 — not a dict
-        config = validate(json.loads(metadata["config"]))
-        facts = EnvironmentFacts.from_json(metadata["environment"])
-        network = build_network(config, facts)
+        try:
+            config = validate(json.loads(metadata["config"]))
+            facts = EnvironmentFacts.from_json(metadata["environment"])
+            np.dtype(facts.observation_dtype)
+            network = build_network(config, facts)
+        except (ValueError, TypeError, RecursionError, RuntimeError) as error:  # torch: RuntimeError for sizes
+            raise UsageError(f"{path} cannot be read: {str(error).splitlines()[0]}") from None
         own = network.body.state_dict()
         if {name: tensor.shape for name, tensor in own.items()} != {name: t.shape for name, t in tensors.items()}:
             raise UsageError(f"{path} holds other tensors than its own network has")

@@ -14,7 +14,7 @@ import torch
 from gorila.config import Config
 from gorila.environment_facts import EnvironmentFacts
 from gorila.environments import describe
-from gorila.errors import UsageError
+from gorila.errors import ConfigError, GorilaError, UsageError
 from gorila.network import initial_weights
 from gorila.policy import FORMAT, Policy, evaluate_file, save_weights, version_of
 from gorila.settings import load_config
@@ -100,3 +100,33 @@ def test_evaluating_a_file_plays_exactly_the_episodes_asked_for_and_is_reproduci
     assert -1 <= result["return_min"] <= result["return_mean"] <= result["return_max"] <= 1
     assert evaluate_file(path, 23, None, 0) == result
     assert result["human_normalised_score"] is None
+
+
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        ("version", "x"),
+        ("version", "9" * 5000),
+        ("config", "{"),
+        ("config", "[]"),
+        ("environment", "{"),
+        ("environment", '{"observation_shape": [-1]}'),
+        ("environment", '{"observation_dtype": "zzz"}'),
+    ],
+)
+def test_metadata_that_cannot_be_read_are_one_line_that_names_the_file(key: str, text: str, tmp_path: Path) -> None:
+    path, facts, _ = saved(tmp_path)
+    with safetensors.safe_open(str(path), framework="pt") as opened:
+        metadata = opened.metadata()
+    if key == "environment" and text != "{":
+        text = json.dumps({**json.loads(facts.to_json()), **json.loads(text)})
+    safetensors.torch.save_file(safetensors.torch.load_file(path), path, {**metadata, key: text})
+    with pytest.raises(GorilaError) as error:
+        Policy.load(path)
+    assert "\n" not in str(error.value)
+
+
+def test_a_network_that_no_memory_holds_is_refused_by_its_key() -> None:
+    huge = load_config("cartpole", ["network.hidden=[1000000000000000]"], {})
+    with pytest.raises(ConfigError, match=r"network\.hidden"):
+        initial_weights(huge, describe(huge))
