@@ -13,7 +13,7 @@ import confluent_kafka.admin as ck
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from gorila.acls import Acl
-from gorila.errors import BrokerError
+from gorila.errors import BrokerError, UsageError
 from gorila.kafka.acl_bindings import binding, binding_filter
 from gorila.kafka.committed import CommittedOffsets
 from gorila.kafka.connection import LATER, SLICE_S, library_log, patiently, refusal
@@ -136,12 +136,15 @@ class Admin:
             for t in topics
         ]
         exists = KafkaError.TOPIC_ALREADY_EXISTS
-        found = self._ask(
-            lambda: self._admin.create_topics(wanted, operation_timeout=timeout_s),
-            "creating topic",
-            timeout_s,
-            {exists},
-        )
+        try:
+            found = self._ask(
+                lambda: self._admin.create_topics(wanted, operation_timeout=timeout_s),
+                "creating topic",
+                timeout_s,
+                {exists},
+            )
+        except ValueError as error:  # more partitions or replicas than any Kafka takes: refused before it is asked
+            raise UsageError(f"Kafka at {self._servers}: creating topic: {error}") from None
         self._wait_for(lambda seen: all(seen.get(t.name) for t in topics), "new topics to be seen", timeout_s)
         return [name for name, answer in found.items() if not isinstance(answer, KafkaError)]
 
