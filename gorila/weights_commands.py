@@ -147,6 +147,8 @@ def get(
     import numpy as np
 
     moment = _moment(version, offset, timestamp)
+    if out is not None and not out.name:
+        raise UsageError(f"--out {out}: a folder, not a file to write")
     if out is not None and not out.parent.is_dir():
         raise UsageError(f"--out {out}: there is no folder {out.parent}")
     service, past = _open(run, bootstrap_servers, sets)

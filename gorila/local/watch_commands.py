@@ -118,6 +118,8 @@ def register(app: typer.Typer) -> None:
         from gorila.run_record import check_name
 
         check_name(run)
+        if out is not None and not out.name:
+            raise UsageError(f"--out {out}: a folder, not a file to write")
         try:
             servers, why = _where(bootstrap_servers, sets), ""
         except UsageError as error:  # a report of a folder needs no Kafka

@@ -1,0 +1,16 @@
+"""`--out` with a folder where a file belongs is one line, before anything is asked of Kafka."""
+
+from __future__ import annotations
+
+import pytest
+
+from gorila.cli import main
+
+
+@pytest.mark.parametrize("out", [".", "/"])
+@pytest.mark.parametrize("command", [["report", "x"], ["weights", "get", "x", "--version", "1"]])
+def test_a_folder_is_not_a_file_to_write(command: list[str], out: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([*command, "--out", out])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == f"gorila: --out {out}: a folder, not a file to write\n"
