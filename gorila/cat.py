@@ -16,6 +16,7 @@ from typing import Any
 from gorila.codec import Schemas
 from gorila.errors import BadRecord, RunError, UsageError
 from gorila.kafka import SLICE_S, Cluster, Received
+from gorila.moments import number_or_time
 from gorila.run_record import RUN_TOPIC, find_run
 from gorila.topics import BY_NAME
 
@@ -65,15 +66,12 @@ def parse_start(text: str) -> str | int | datetime.datetime:
     """What `--from` says: "earliest", "latest", an offset, or a time (ISO 8601; without a zone it is UTC). Raises UsageError."""
     if text in ("earliest", "latest"):
         return text
-    if text.isdecimal():
-        return int(text)
     try:
-        moment = datetime.datetime.fromisoformat(text)
+        return number_or_time(text)
     except ValueError:
         raise UsageError(
-            f"--from {text!r} is not allowed: earliest, latest, an offset, or a time like 2026-01-31T12:00:00"
+            f"--from {text[:40]!r} is not allowed: earliest, latest, an offset, or a time like 2026-01-31T12:00:00"
         ) from None
-    return moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)
 
 
 def start_offsets(

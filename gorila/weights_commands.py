@@ -15,6 +15,7 @@ import typer
 
 from gorila.errors import UsageError
 from gorila.local.live_view import eta
+from gorila.moments import milliseconds
 from gorila.service import Service
 from gorila.weights_history import Checked, History, Line, Moment, ShardWindow, TracedUpdate, history
 
@@ -70,15 +71,12 @@ def _moment(version: int | None, offset: int | None, timestamp: str) -> Moment:
 
 def _milliseconds(text: str) -> int:
     """ISO 8601 (UTC without a zone) or milliseconds since 1970. Raises UsageError."""
-    if text.isdecimal():
-        return int(text)
     try:
-        moment = datetime.datetime.fromisoformat(text)
+        return milliseconds(text)
     except ValueError:
         raise UsageError(
-            f"--timestamp {text!r} is not allowed: a time like 2026-01-31T12:00:00 (UTC), or milliseconds since 1970"
+            f"--timestamp {text[:40]!r} is not allowed: a time like 2026-01-31T12:00:00 (UTC), or milliseconds since 1970"
         ) from None
-    return int((moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)).timestamp() * 1000)
 
 
 def _clock(time_ms: int) -> str:

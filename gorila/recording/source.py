@@ -9,6 +9,7 @@ from pathlib import Path
 
 from gorila.errors import UsageError
 from gorila.kafka import Cluster
+from gorila.moments import number_or_time
 from gorila.recording.kafka_source import KafkaRecording, Range
 from gorila.recording.parquet_source import ParquetRecording
 from gorila.recording.recorded import Recording
@@ -60,12 +61,9 @@ def parse_source(text: str) -> Source:
 def _bound(text: str, bound: str) -> int | datetime.datetime | None:
     if not bound:
         return None
-    if bound.isdecimal():
-        return int(bound)
     try:
-        moment = datetime.datetime.fromisoformat(bound)
+        return number_or_time(bound)
     except ValueError:
         raise UsageError(
-            f"source {text!r} is not allowed: {bound!r} is neither an offset nor a time; {FORMS}"
+            f"source {text[:80]!r} is not allowed: {bound[:40]!r} is neither an offset nor a time; {FORMS}"
         ) from None
-    return moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)
