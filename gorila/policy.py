@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from gorila.batch_statistics import WARM_ROWS, ActedStatistics, Buffers, load_buffers
 from gorila.config import Config
 from gorila.environment_facts import EnvironmentFacts
-from gorila.environments import Lanes, make_lanes
+from gorila.environments import Lanes, describe, make_lanes
 from gorila.errors import GorilaError, LocalError, UsageError
 from gorila.network import QNetwork, build_network, load_flat
 from gorila.observations import RecentFrames
@@ -224,8 +224,13 @@ def warm(playing: EvaluationRound, lanes: int) -> Iterator[None]:
 
 
 def evaluate_file(path: Path, episodes: int, epsilon: float | None, seed: int) -> dict[str, Any]:
-    """Play `episodes` with a policy file; the numbers `gorila evaluate` prints. Raises UsageError."""
+    """Play `episodes` with a policy file; the numbers `gorila evaluate` prints.
+
+    Raises:
+        UsageError: the file cannot be read. RunError: the environment that its configuration makes here is not the one it was trained in.
+    """
     probe = Policy.load(path)
+    probe.facts.refuse_mismatch(describe(probe.config))
     lanes_count = min(episodes, probe.config.evaluator.lanes)
     played: list[PlayedEpisode] = []
     chosen = probe.config.evaluator.epsilon if epsilon is None else epsilon

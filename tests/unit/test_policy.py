@@ -14,7 +14,7 @@ import torch
 from gorila.config import Config
 from gorila.environment_facts import EnvironmentFacts
 from gorila.environments import describe
-from gorila.errors import ConfigError, GorilaError, UsageError
+from gorila.errors import ConfigError, GorilaError, RunError, UsageError
 from gorila.network import initial_weights
 from gorila.policy import FORMAT, Policy, evaluate_file, save_weights, version_of
 from gorila.settings import load_config
@@ -130,3 +130,12 @@ def test_a_network_that_no_memory_holds_is_refused_by_its_key() -> None:
     huge = load_config("cartpole", ["network.hidden=[1000000000000000]"], {})
     with pytest.raises(ConfigError, match=r"network\.hidden"):
         initial_weights(huge, describe(huge))
+
+
+def test_an_environment_that_is_not_the_files_own_is_refused_before_it_is_played(tmp_path: Path) -> None:
+    config = load_config("cartpole", [], {})
+    other = load_config("cartpole", ["env.id=Acrobot-v1"], {})
+    flat = initial_weights(config, describe(config))
+    save_weights(tmp_path / "w.safetensors", flat, 3, other, describe(config))
+    with pytest.raises(RunError, match="CartPole-v1"):
+        evaluate_file(tmp_path / "w.safetensors", 1, None, 0)
