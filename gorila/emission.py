@@ -96,8 +96,10 @@ class Emission:
                 del self._held[place]
 
     def _may_write(self, place: tuple[str, int]) -> bool:
-        # Before the first acknowledgement nobody here knows where the partition ends; a gate takes a negative offset as "not known".
-        next_offset = self._end[place] + self._in_flight.get(place, 0) if place in self._end else -1
+        # Before the first acknowledgement nobody here knows where the partition ends: at least behind what is on its way, which a slow
+        # first acknowledgement must not let grow past the bound. A gate takes a negative offset as "not known".
+        in_flight = self._in_flight.get(place, 0)
+        next_offset = self._end[place] + in_flight if place in self._end else in_flight or -1
         return self._gates[place[0]].may_write(place[1], next_offset)
 
     def _send(self, number: int, record: Outgoing) -> None:

@@ -162,3 +162,11 @@ def test_the_trackers_position_is_the_lowest_unfinished_offset_whatever_the_orde
     assert tracker.unfinished("batches") == 7 - released
     tracker.forget([("batches", 2)])
     assert tracker.positions() == {}
+
+
+def test_a_slow_first_acknowledgement_does_not_let_a_writer_past_the_bound() -> None:
+    wire, gate = Wire(), Shut()
+    gate.limit = 5
+    out = emission(wire, {"priorities": gate})
+    out.emit(Outgoing("priorities", episode(n), partition=0) for n in range(20))
+    assert len(wire.sent) == 5 and out.held == 15
