@@ -85,7 +85,8 @@ def killed(broker: BrokerAddress, tmp_path_factory: pytest.TempPathFactory) -> I
 def finished(broker: BrokerAddress, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Training]:
     """A run that ended by itself at a number of steps, with evaluations on the way."""
     folder = tmp_path_factory.mktemp("finished")
-    sets = ["evaluator.min_versions=1", "evaluator.threshold=499.9", "actor.max_steps_per_s=400"]
+    # Slow enough that a second in which a loaded machine does not look is 5 % of the steps, and that there is time for an evaluation.
+    sets = ["evaluator.min_versions=1", "evaluator.threshold=499.9", "actor.max_steps_per_s=200"]
     training = Training(
         broker.bootstrap_servers,
         folder,
