@@ -23,7 +23,7 @@ from gorila.local.broker import Broker
 from gorila.local.train import train
 from gorila.messages import TransitionBlock
 from gorila.offline import OfflineReplay
-from gorila.policy import evaluate_file
+from gorila.policy import WEIGHTS_FILE, evaluate_file
 from gorila.recording import KafkaRecording, Range
 from gorila.settings import load_config
 
@@ -34,7 +34,7 @@ CONSERVATIVE_WEIGHT = 0.5
 
 def mean_return(root: Path, run: str, episodes: int) -> float:
     """Of the run's best weights, greedy, over episodes it never played."""
-    return float(evaluate_file(root / run / "weights.safetensors", episodes, None, FRESH_SEED)["return_mean"])
+    return float(evaluate_file(root / run / WEIGHTS_FILE, episodes, None, FRESH_SEED)["return_mean"])
 
 
 def last_rows(cluster: Cluster, run: str, rows: int) -> str:

@@ -15,12 +15,10 @@ from gorila.environments import make_lanes
 from gorila.errors import LocalError, UsageError
 from gorila.kafka import Producer
 from gorila.messages import Evaluation
-from gorila.policy import notes_of, save_weights
+from gorila.policy import WEIGHTS_FILE, notes_of, save_weights
 from gorila.processor import Outgoing
 from gorila.service import Service
 from gorila.weights_sampler import WeightsSampler
-
-WEIGHTS_FILE = "weights.safetensors"
 
 
 def wall_ms() -> int:

@@ -10,7 +10,7 @@ from gorila.errors import BrokerError
 from gorila.kafka import SLICE_S, Cluster, Received
 
 PATIENCE_S = 30.0
-READ_RECORDS = 256
+READ_RECORDS = 500
 
 
 def bounds(cluster: Cluster, topic: str, partition: int) -> tuple[int, int]:

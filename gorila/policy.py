@@ -31,6 +31,7 @@ from gorila.seeds import generator, seed_number
 from gorila.settings import canonical_json, validate
 
 FORMAT = "gorila-weights-1"
+WEIGHTS_FILE = "weights.safetensors"  # in a run's folder
 LONGEST_VERSION = 19  # digits of an int64
 
 

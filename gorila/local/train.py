@@ -52,7 +52,6 @@ LAG_EVERY_S = 1.0
 WEIGHTS_EVERY_S = 2.0
 BROKER_RESTARTS = 3
 INTERRUPTED = "interrupted"
-WEIGHTS_FILE = "weights.safetensors"
 
 
 def new_run_name(config: Config) -> str:
@@ -358,7 +357,7 @@ def _weights_file(service: Service) -> int | None:
     """Version in the run's weights.safetensors: the evaluator's best, or the newest weights where it evaluated none."""
     policy = importlib.import_module("gorila.policy")
     assert service.run_dir is not None
-    path = service.run_dir / WEIGHTS_FILE
+    path = service.run_dir / policy.WEIGHTS_FILE
     if not path.exists():
         newest = WeightsFollower(service, targets=False)
         try:

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import datetime
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gorila.codec import Schemas
 from gorila.config import Config
 from gorila.environment_facts import EnvironmentFacts
-from gorila.errors import BadRecord, BrokerError, OffsetGone, UsageError
-from gorila.kafka import SLICE_S, Cluster
+from gorila.errors import BadRecord, OffsetGone, UsageError
+from gorila.kafka import Cluster
+from gorila.log_ranges import read_range
 from gorila.messages import Run
 from gorila.recording.recorded import TOPICS, Missing, Recorded, Span, config_of
 from gorila.run_record import read_run
 from gorila.topics import full_name
-
-PATIENCE_S = 30.0
-READ_RECORDS = 500
 
 Moment = datetime.datetime
 
@@ -102,32 +99,13 @@ class KafkaRecording:
                 yield from self._read(full_name(self.run.name, topic), one, span)
 
     def _read(self, name: str, partition: int, span: Span) -> Iterator[Recorded]:
-        consumer = self._cluster.consumer(ends=True)
-        try:
-            consumer.assign({(name, partition): span.first})
-            heard_s = time.monotonic()
-            while True:
-                batch = consumer.poll_many(READ_RECORDS, SLICE_S)
-                for received in batch:
-                    if received.offset >= span.end:
-                        return
-                    try:
-                        message = self._schemas.decode(received.value)
-                    except BadRecord:
-                        self.bad_records += 1
-                        continue
-                    yield Recorded(partition, received.offset, received.timestamp_ms, message)
-                # The end event, not the last offset, says that all was read: compaction and control records leave gaps.
-                if (batch and batch[-1].offset >= span.end - 1) or (
-                    consumer.end_reached(name, partition) or 0
-                ) >= span.end:
-                    return
-                # A caller that works on what it was given is not Kafka's silence.
-                heard_s = time.monotonic() if batch else heard_s
-                if time.monotonic() - heard_s > PATIENCE_S:
-                    raise BrokerError(f"reading {name} partition {partition}: nothing came for {PATIENCE_S:g} s")
-        finally:
-            consumer.close()
+        for received in read_range(self._cluster, name, partition, span.first, span.end):
+            try:
+                message = self._schemas.decode(received.value)
+            except BadRecord:
+                self.bad_records += 1
+                continue
+            yield Recorded(partition, received.offset, received.timestamp_ms, message)
 
     def close(self) -> None:
         """See Recording."""
