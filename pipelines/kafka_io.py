@@ -255,7 +255,7 @@ class LogReader:
         consumer.assign({(name, p): wanted[p][0] for p in left})
         while left and not self._service.stop.is_set():
             for record in consumer.poll_many(512, 0.1):
-                # What follows a range is passed over. Pausing its partition would outlive the next `assign` in librdkafka: never read again.
+                # What follows a range is passed over, not paused: with a pause the next range was never read (docs/decisions/0016).
                 stop = left.get(record.partition, 0)
                 if record.offset < stop:
                     yield record
