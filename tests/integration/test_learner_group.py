@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import re
 import signal
 import subprocess
 import sys
 import time
-import urllib.request
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from itertools import chain, pairwise
@@ -47,14 +45,12 @@ class Loop:
         facts = describe(self.config)
         create_run(self.cluster, name, self.config, facts, initial_weights(self.config, facts))
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        self.ports: dict[str, int] = {}
 
     def start(self, role: str, index: int = 0) -> None:
         name = f"{role}-{index}"
-        self.ports[name] = free_port()
         command = [sys.executable, "-m", "gorila.cli", role, "--run", self.name, "--index", str(index)]
         command += ["--bootstrap-servers", self._servers, "--run-dir", str(self._folder)]
-        command += ["--set", f"monitor.metrics_port={self.ports[name]}"]
+        command += ["--set", f"monitor.metrics_port={free_port()}"]
         with (self._folder / f"{name}.out").open("ab") as out:
             self.processes[name] = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
 
@@ -104,12 +100,6 @@ class Loop:
 
         return happened
 
-    def metric(self, learner: str, name: str) -> float:
-        """Summed over its labels."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.ports[learner]}/metrics", timeout=60) as answer:
-            page = answer.read().decode()
-        return sum(float(value) for value in re.findall(rf"^gorila_{name}{{[^}}]*}} (\S+)$", page, re.MULTILINE))
-
     def drained(self) -> bool:
         """Whether the group has committed all that is in batches, and the shard all that is in gradients."""
         places = [(f"{self.name}.batches", partition) for partition in range(PARTITIONS)]
@@ -151,18 +141,15 @@ def test_learners_scaled_from_one_to_four_to_two_handle_every_batch(loop: Loop) 
     loop.until("one partition each", lambda: {len(held) for held in loop.members().values()} == {1})
     loop.until("gradient by each", loop.all_partitions_by(*(f"learner-{index}" for index in range(4))))
 
-    # Down to two: one is stopped in order, one stands still for longer than its session, and comes back when its partition is another's.
-    for _ in range(4):
-        loop.signal("learner-2", signal.SIGSTOP)
-        if loop.processes["learner-3"].poll() is None:
-            loop.stop("learner-3")
-        loop.until("group of two", lambda: loop.shared_out(2))
-        loop.until("gradient of every partition by two", loop.all_partitions_by("learner-0", "learner-1"))
-        loop.signal("learner-2", signal.SIGCONT)
-        loop.until("the third's return", lambda: loop.shared_out(3))
-        if loop.metric("learner-2", "commit_errors_total") > 0:
-            break  # else it had nothing to commit in the moment it was stopped
-    assert loop.metric("learner-2", "commit_errors_total") > 0 and loop.processes["learner-2"].poll() is None
+    # Down to two: one is stopped in order, one stands still for longer than its session, and comes back when its partition is another's. Whether a
+    # commit of its is refused then is chance (test_kafka_door has that); that it lives, and that no batch is left out, is not.
+    loop.signal("learner-2", signal.SIGSTOP)
+    loop.stop("learner-3")
+    loop.until("group of two", lambda: loop.shared_out(2))
+    loop.until("gradient of every partition by two", loop.all_partitions_by("learner-0", "learner-1"))
+    loop.signal("learner-2", signal.SIGCONT)
+    loop.until("the third's return", lambda: loop.shared_out(3))
+    assert loop.processes["learner-2"].poll() is None
     loop.stop("learner-2")
     loop.until("group of two again", lambda: loop.shared_out(2))
     loop.until("gradient of every partition by two", loop.all_partitions_by("learner-0", "learner-1"))

@@ -142,6 +142,7 @@ class Run:
         moments = {name: np.zeros(P, F) for name in make_optimizer(self.config.parameter_server).tensors}
         shard = Shard(self.config, ShardState(0, weights, moments))
         made = {0: (shard.state_hash(), weights.tobytes())}
+        # As each version was made: a gradient that is dropped leaves the version and yet changes what was handled, and so the hash.
         for received, message in self.read("gradients"):
             if message is None:
                 continue
@@ -149,7 +150,7 @@ class Run:
                 list(shard.process(Incoming("gradients", 0, received.offset, received.timestamp_ms, b"0", message)))
             except BadRecord:
                 continue
-            made[shard.state.version] = (shard.state_hash(), weights.tobytes())
+            made.setdefault(shard.state.version, (shard.state_hash(), weights.tobytes()))
         return made
 
     def stop(self, process: subprocess.Popen[bytes]) -> int:
