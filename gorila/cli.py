@@ -77,6 +77,23 @@ ROLES = {
 }
 
 
+def _show_version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        print(f"gorila {version('gorila-stream')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _gorila(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """What holds for every command."""
+
+
 def local_bootstrap_servers() -> str:
     """Of the embedded broker that runs here. Raises UsageError when there is none."""
     from gorila.local.broker import Broker

@@ -50,7 +50,9 @@ T = TypeVar("T")
 
 LAG_EVERY_S = 1.0
 WEIGHTS_EVERY_S = 2.0
+# The broker may end this often in a row; living for BROKER_LIVED_S earns one more, as with roles.
 BROKER_RESTARTS = 3
+BROKER_LIVED_S = 300.0
 INTERRUPTED = "interrupted"
 
 
@@ -152,7 +154,8 @@ class Supervision:
         broker: Broker | None = None,
     ) -> None:
         self._config, self._roles, self._broker = config, roles, broker
-        self._broker_restarts = 0
+        self._broker_restarts_left: float = BROKER_RESTARTS
+        self._broker_started_s = time.monotonic()
         self._follower, self._progress, self._view = follower, progress, view
         self._shown_evaluation: object = None
         self._idle_looks = 0
@@ -192,11 +195,13 @@ class Supervision:
         """A local Kafka that died is started again where it was: its log and its port are kept, roles find it by themselves."""
         if self._broker is None or self._broker.status() is not None:
             return
-        if self._broker_restarts == BROKER_RESTARTS:
-            raise BrokerError(f"Kafka ended {BROKER_RESTARTS + 1} times; its log: {self._broker.data.log_file}")
-        self._broker_restarts += 1
+        lived_s = time.monotonic() - self._broker_started_s
+        self._broker_restarts_left = min(BROKER_RESTARTS, self._broker_restarts_left + lived_s / BROKER_LIVED_S) - 1
+        if self._broker_restarts_left < 0:
+            raise BrokerError(f"Kafka keeps ending; its log: {self._broker.data.log_file}")
         self._view.event("Kafka ended; starting it again")
         self._broker.start()
+        self._broker_started_s = time.monotonic()
 
     def _look_for_the_last_batch(self, lags: list[Lag]) -> None:
         """A recording's replay is over before the learners are: they are done when twice in a row nobody is behind."""

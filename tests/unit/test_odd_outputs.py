@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
+
 import pytest
 
 from gorila.cli import main
@@ -14,3 +16,10 @@ def test_a_folder_is_not_a_file_to_write(command: list[str], out: str, capsys: p
         main([*command, "--out", out])
     assert ended.value.code == 2
     assert capsys.readouterr().err == f"gorila: --out {out}: a folder, not a file to write\n"
+
+
+def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"gorila {version('gorila-stream')}\n"
