@@ -7,8 +7,8 @@ import time
 import confluent_kafka
 import pytest
 
-from gorila.cli import ROLES
 from gorila.codec import Schemas
+from gorila.commands.roles import ROLES
 from gorila.config import Config
 from gorila.environment_facts import EnvironmentFacts
 from gorila.kafka import Cluster

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from gorila import acls
-from gorila.cli import ROLES as COMMANDS
+from gorila.commands.roles import ROLES as COMMANDS
 from gorila.topics import TOPOLOGY
 
 

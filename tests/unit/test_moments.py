@@ -7,10 +7,10 @@ import datetime
 import pytest
 
 from gorila.cat import parse_start
+from gorila.commands.weights import _milliseconds
 from gorila.errors import UsageError
 from gorila.moments import milliseconds, number_or_time
 from gorila.recording.source import parse_source
-from gorila.weights_commands import _milliseconds
 
 ABSURD = ["9" * 5000, "9" * 26, str(2**63), "0001-01-01T00:00:00", "1969-12-31", "yesterday", "1.5", "-1", ""]
 

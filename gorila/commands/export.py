@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from gorila.commands.options import Servers, Sets, cluster_asked
+
 export_app = typer.Typer(help="A recording or a policy in the formats of other tools.", no_args_is_help=True)
 
 
@@ -17,11 +19,8 @@ def minari(
     dataset_id: Annotated[
         str, typer.Option("--id", help="Name of the dataset, such as cartpole-v0. Default: RUN-v0.")
     ] = "",
-    bootstrap_servers: Annotated[
-        str,
-        typer.Option("--bootstrap-servers", help="Kafka, host:port[,host:port]. Default: the local embedded broker."),
-    ] = "",
-    sets: Annotated[list[str] | None, typer.Option("--set", help="section.key=value; may be repeated.")] = None,
+    bootstrap_servers: Servers = "",
+    sets: Sets = None,
 ) -> None:
     """Write a recording's whole episodes as a Minari dataset.
 
@@ -29,9 +28,8 @@ def minari(
     """
     from gorila.minari_export import export_minari
     from gorila.recording import parse_source
-    from gorila.topic_commands import _cluster
 
-    recording = parse_source(source).open(lambda: _cluster(bootstrap_servers, sets))
+    recording = parse_source(source).open(lambda: cluster_asked(bootstrap_servers, sets, "gorila-export"))
     try:
         made = export_minari(recording, folder, dataset_id)
     finally:

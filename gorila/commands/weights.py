@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
+from gorila.commands.options import Json, KafkaSets, NamedRun, Servers, servers_asked
 from gorila.errors import UsageError
 from gorila.local.live_view import eta
 from gorila.moments import milliseconds
@@ -24,24 +25,15 @@ weights_app = typer.Typer(
     no_args_is_help=True,
 )
 
-_Run = Annotated[str, typer.Argument(metavar="RUN", help="Name of the run.")]
 _Version = Annotated[int | None, typer.Option("--version", min=0, help="Each shard when it had made so many updates.")]
-_Servers = Annotated[
-    str, typer.Option("--bootstrap-servers", help="Kafka, host:port[,host:port]. Default: the local embedded broker.")
-]
-_Sets = Annotated[
-    list[str] | None, typer.Option("--set", help="kafka.key=value, such as kafka.client_properties=FILE.")
-]
-_Json = Annotated[bool, typer.Option("--json", help="Everything, as one JSON object.")]
 SHOWN_BLOCKS = 5
 SHOWN_LINES = 3
 
 
 def _open(run: str, servers: str, sets: list[str] | None) -> tuple[Service, History]:
-    from gorila.local.watch_commands import _where
     from gorila.run_observer import open_spectator
 
-    service = open_spectator("weights", run, _where(servers, sets), sets or ())
+    service = open_spectator("weights", run, servers_asked(servers, sets), sets or ())
     return service, history(service, _Progress())
 
 
@@ -84,7 +76,9 @@ def _clock(time_ms: int) -> str:
 
 
 @weights_app.command("list")
-def list_versions(run: _Run, as_json: _Json = False, bootstrap_servers: _Servers = "", sets: _Sets = None) -> None:
+def list_versions(
+    run: NamedRun, as_json: Json = False, bootstrap_servers: Servers = "", sets: KafkaSets = None
+) -> None:
     """Show which versions can be rebuilt: checkpoints, ledger entries and published snapshots, shard by shard.
 
     Example: gorila weights list RUN
@@ -125,7 +119,7 @@ def _row(what: str, lines: list[Line]) -> str:
 
 @weights_app.command()
 def get(
-    run: _Run,
+    run: NamedRun,
     version: _Version = None,
     offset: Annotated[
         int | None, typer.Option("--offset", min=0, help="Each shard after this offset of its gradients partition.")
@@ -135,8 +129,8 @@ def get(
         typer.Option("--timestamp", help="Each shard after the gradients of that time: 2026-01-31T12:00:00, or ms."),
     ] = "",
     out: Annotated[Path | None, typer.Option("--out", help="Default: RUN-vVERSION.safetensors.")] = None,
-    bootstrap_servers: _Servers = "",
-    sets: _Sets = None,
+    bootstrap_servers: Servers = "",
+    sets: KafkaSets = None,
 ) -> None:
     """Write the weights of a past version as a policy file, rebuilt bit for bit from a checkpoint and the gradients after it.
 
@@ -164,7 +158,7 @@ def get(
 
 
 @weights_app.command()
-def verify(run: _Run, bootstrap_servers: _Servers = "", sets: _Sets = None) -> None:
+def verify(run: NamedRun, bootstrap_servers: Servers = "", sets: KafkaSets = None) -> None:
     """Recompute the log from the oldest checkpoint and compare every ledger entry, checkpoint and published snapshot. Exit code 1: the first mismatch.
 
     Example: gorila weights verify RUN
@@ -187,13 +181,13 @@ def _verdict(checked: Checked) -> list[str]:
 
 @weights_app.command()
 def trace(
-    run: _Run,
+    run: NamedRun,
     version: Annotated[int, typer.Option("--version", min=1, help="The newest update to trace.")],
     updates: Annotated[int, typer.Option("--updates", min=1, help="So many updates up to it.")] = 1,
     shard: Annotated[int, typer.Option("--shard", min=0, help="Whose gradients.")] = 0,
-    as_json: _Json = False,
-    bootstrap_servers: _Servers = "",
-    sets: _Sets = None,
+    as_json: Json = False,
+    bootstrap_servers: Servers = "",
+    sets: KafkaSets = None,
 ) -> None:
     """Name the gradient, the batch and the transitions (topic, partition, offset, rows) behind a version, and where retention has cut the trail.
 

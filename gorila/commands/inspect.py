@@ -5,20 +5,18 @@ from __future__ import annotations
 import importlib
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gorila.commands.options import AnyRun, KafkaSets, Servers, cluster_asked, servers_asked
 from gorila.errors import UsageError
 from gorila.inspected import Inspection
 
+if TYPE_CHECKING:
+    from gorila.kafka import Cluster
+
 MAX_TOP = 1000
-_Servers = Annotated[
-    str, typer.Option("--bootstrap-servers", help="Kafka, host:port[,host:port]. Default: the local embedded broker.")
-]
-_Sets = Annotated[
-    list[str] | None, typer.Option("--set", help="kafka.key=value, such as kafka.client_properties=FILE.")
-]
 
 
 def register(app: typer.Typer) -> None:
@@ -26,7 +24,7 @@ def register(app: typer.Typer) -> None:
 
     @app.command(name="replay inspect", rich_help_panel="Watch a run")
     def inspect(
-        run: Annotated[str, typer.Option("--run", help="Name of the run. Default: the newest on that Kafka.")] = "",
+        run: AnyRun = "",
         top: Annotated[int, typer.Option(min=1, max=MAX_TOP, help="How many transitions.")] = 20,
         source: Annotated[
             str, typer.Option("--from", help="A recording instead: kafka:RUN[@START..END] or parquet:DIR.")
@@ -35,8 +33,8 @@ def register(app: typer.Typer) -> None:
             Path | None, typer.Option(metavar="FILE", help="Images: write their states as a contact sheet.")
         ] = None,
         as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
-        bootstrap_servers: _Servers = "",
-        sets: _Sets = None,
+        bootstrap_servers: Servers = "",
+        sets: KafkaSets = None,
     ) -> None:
         """Show the transitions of highest priority in a run's replay memory, rebuilt from the log: no group is joined, nothing is committed.
 
@@ -57,10 +55,9 @@ def register(app: typer.Typer) -> None:
 
 
 def _running(run: str, top: int, servers: str, sets: list[str] | None) -> Inspection:
-    from gorila.local.watch_commands import _where
     from gorila.run_observer import open_spectator
 
-    service = open_spectator("inspect", run, _where(servers, sets), sets or ())
+    service = open_spectator("inspect", run, servers_asked(servers, sets), sets or ())
     try:
         found: Inspection = importlib.import_module("pipelines.inspection").inspect_run(service, top)
         return found
@@ -69,13 +66,10 @@ def _running(run: str, top: int, servers: str, sets: list[str] | None) -> Inspec
 
 
 def _recorded(source: str, top: int, servers: str, sets: list[str] | None) -> Inspection:
-    from gorila.kafka import Cluster
-    from gorila.local.watch_commands import _where
     from gorila.recording import parse_source
-    from gorila.settings import local_kafka
 
     def cluster() -> Cluster:
-        made = Cluster(_where(servers, sets), local_kafka(sets or []).client_properties, client_id="gorila-inspect")
+        made = cluster_asked(servers, sets, "gorila-inspect")
         made.admin().ping()
         return made
 

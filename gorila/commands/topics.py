@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from gorila.commands.options import Servers, Sets, cluster_asked
 from gorila.errors import UsageError
 from gorila.kafka import Cluster
 from gorila.topics import TOPOLOGY, full_name
@@ -18,30 +19,18 @@ topics_app = typer.Typer(
 )
 
 _Run = Annotated[str, typer.Argument(metavar="RUN", help="Name of the run: its topics are RUN.transitions and so on.")]
-_Servers = Annotated[
-    str, typer.Option("--bootstrap-servers", help="Kafka, host:port[,host:port]. Default: the local embedded broker.")
-]
-_Sets = Annotated[list[str] | None, typer.Option("--set", help="section.key=value; may be repeated.")]
 
 
-def _cluster(bootstrap_servers: str, sets: list[str] | None) -> Cluster:
-    from gorila.settings import local_kafka
-
-    local = local_kafka(sets or [])
-    servers = bootstrap_servers or local.bootstrap_servers
-    if not servers and not local.client_properties:
-        from gorila.cli import local_bootstrap_servers
-
-        servers = local_bootstrap_servers()
-    return Cluster(servers, local.client_properties, client_id="gorila-topics")
+def _cluster(servers: str, sets: list[str] | None) -> Cluster:
+    return cluster_asked(servers, sets, "gorila-topics")
 
 
 @topics_app.command()
 def create(
     run: _Run,
     preset: Annotated[str, typer.Option(help="Preset name or a path to a .toml file.")] = "cartpole",
-    bootstrap_servers: _Servers = "",
-    sets: _Sets = None,
+    bootstrap_servers: Servers = "",
+    sets: Sets = None,
 ) -> None:
     """Create a run: topics, version-0 weights from the run's seed, and the configuration every role obeys.
 
@@ -67,8 +56,8 @@ def create(
 def describe(
     run: _Run,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
-    bootstrap_servers: _Servers = "",
-    sets: _Sets = None,
+    bootstrap_servers: Servers = "",
+    sets: Sets = None,
 ) -> None:
     """Show a run's topics: partitions, records written, settings; and where its configuration comes from.
 
@@ -105,8 +94,8 @@ def describe(
 def delete(
     run: _Run,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
-    bootstrap_servers: _Servers = "",
-    sets: _Sets = None,
+    bootstrap_servers: Servers = "",
+    sets: Sets = None,
 ) -> None:
     """Delete a run's topics and consumer groups: its experience, weights and checkpoints are gone for good.
 
@@ -145,8 +134,8 @@ def acls(
     strimzi_cluster: Annotated[str, typer.Option(help="Strimzi: name of the Kafka resource.")] = "gorila",
     apply: Annotated[bool, typer.Option("--apply", help="Tell Kafka now (needs a user who may alter ACLs).")] = False,
     revoke: Annotated[bool, typer.Option("--revoke", help="Take exactly these rights back.")] = False,
-    bootstrap_servers: _Servers = "",
-    sets: _Sets = None,
+    bootstrap_servers: Servers = "",
+    sets: Sets = None,
 ) -> None:
     """Print the least rights that each role needs on a run, or grant them.
 
@@ -199,8 +188,8 @@ def register_cat(app: typer.Typer) -> None:
             int, typer.Option("--max", min=0, help="Stop after this many records; 0: at the end of the topic.")
         ] = 0,
         follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes.")] = False,
-        bootstrap_servers: _Servers = "",
-        sets: _Sets = None,
+        bootstrap_servers: Servers = "",
+        sets: Sets = None,
     ) -> None:
         """Print a topic of ours as JSON lines; payloads are summarised, what does not decode is shown with the reason.
 

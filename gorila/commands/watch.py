@@ -9,26 +9,9 @@ from typing import Annotated
 
 import typer
 
+from gorila.commands.options import AnyRun, KafkaSets, Servers, cluster_asked, servers_asked
+
 _PANEL = "Watch a run"
-_Run = Annotated[str, typer.Option("--run", help="Name of the run. Default: the newest on that Kafka.")]
-_Servers = Annotated[
-    str, typer.Option("--bootstrap-servers", help="Kafka, host:port[,host:port]. Default: the local embedded broker.")
-]
-_Sets = Annotated[
-    list[str] | None, typer.Option("--set", help="kafka.key=value, such as kafka.client_properties=FILE.")
-]
-
-
-def _where(given: str, sets: list[str] | None) -> str:
-    """Bootstrap servers as asked for; those of the local broker when nothing was said."""
-    from gorila.settings import local_kafka
-
-    local = local_kafka(sets or [])
-    if given or local.bootstrap_servers or local.client_properties:
-        return given or local.bootstrap_servers
-    from gorila.cli import local_bootstrap_servers
-
-    return local_bootstrap_servers()
 
 
 def register(app: typer.Typer) -> None:
@@ -36,10 +19,10 @@ def register(app: typer.Typer) -> None:
 
     @app.command(rich_help_panel=_PANEL)
     def top(
-        run: _Run = "",
+        run: AnyRun = "",
         once: Annotated[bool, typer.Option("--once", help="Print one frame and exit.")] = False,
-        bootstrap_servers: _Servers = "",
-        sets: _Sets = None,
+        bootstrap_servers: Servers = "",
+        sets: KafkaSets = None,
     ) -> None:
         """Watch a run live, wherever it runs: rates, lag, returns, staleness, roles up and down, who waits for whom. Ctrl-C ends it.
 
@@ -48,10 +31,10 @@ def register(app: typer.Typer) -> None:
         from gorila.local.top import top as show
         from gorila.run_observer import open_spectator
 
-        show(open_spectator("top", run, _where(bootstrap_servers, sets), sets or ()), once)
+        show(open_spectator("top", run, servers_asked(bootstrap_servers, sets), sets or ()), once)
 
     @app.command(rich_help_panel=_PANEL)
-    def doctor(run: _Run = "", bootstrap_servers: _Servers = "", sets: _Sets = None) -> int:
+    def doctor(run: AnyRun = "", bootstrap_servers: Servers = "", sets: KafkaSets = None) -> int:
         """Examine Kafka and a run: topics, lag, clocks, schemas, dead letters, the reference's checklist; each finding with what to do.
 
         Exit code 0: nothing is wrong; 1: something is; 2: the command was.
@@ -60,7 +43,7 @@ def register(app: typer.Typer) -> None:
         """
         from gorila.local.doctor_view import doctor as visit
 
-        return visit(run, _where(bootstrap_servers, sets), sets or ())
+        return visit(run, servers_asked(bootstrap_servers, sets), sets or ())
 
     @app.command(name="schema-registry", rich_help_panel=_PANEL)
     def schema_registry(
@@ -69,8 +52,8 @@ def register(app: typer.Typer) -> None:
         ] = None,
         host: Annotated[str, typer.Option(help="Where to listen; 0.0.0.0 for all interfaces.")] = "127.0.0.1",
         port: Annotated[int, typer.Option(min=0, max=65535, help="0: a free one.")] = 8081,
-        bootstrap_servers: _Servers = "",
-        sets: _Sets = None,
+        bootstrap_servers: Servers = "",
+        sets: KafkaSets = None,
     ) -> None:
         """Serve our schemas in Confluent's registry interface, read-only: Avro deserializers, kafka-ui and AKHQ then read every topic. Ctrl-C ends it.
 
@@ -81,14 +64,9 @@ def register(app: typer.Typer) -> None:
         runs = {}
         for name in run or []:
             from gorila.codec import Schemas
-            from gorila.kafka import Cluster
             from gorila.run_record import read_run
-            from gorila.settings import local_kafka
 
-            local = local_kafka(sets or [])
-            cluster = Cluster(
-                _where(bootstrap_servers, sets), local.client_properties, client_id="gorila-schema-registry"
-            )
+            cluster = cluster_asked(bootstrap_servers, sets, "gorila-schema-registry")
             runs[name] = read_run(cluster, name, Schemas()).schemas
         shown = catalogue(runs)
         server = SchemaServer(shown, host, port)
@@ -106,8 +84,8 @@ def register(app: typer.Typer) -> None:
         out: Annotated[
             Path | None, typer.Option(help="The file to write. Default: report.html in the run's folder.")
         ] = None,
-        bootstrap_servers: _Servers = "",
-        sets: _Sets = None,
+        bootstrap_servers: Servers = "",
+        sets: KafkaSets = None,
     ) -> None:
         """Write a run as one HTML file that opens offline: curves, rates, lag, staleness, checklist, configuration, summary.
 
@@ -121,7 +99,7 @@ def register(app: typer.Typer) -> None:
         if out is not None and not out.name:
             raise UsageError(f"--out {out}: a folder, not a file to write")
         try:
-            servers, why = _where(bootstrap_servers, sets), ""
+            servers, why = servers_asked(bootstrap_servers, sets), ""
         except UsageError as error:  # a report of a folder needs no Kafka
             servers, why = "", str(error)
         text = page(gather(run, runs_dir, servers, sets or (), why))
