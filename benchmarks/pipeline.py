@@ -153,7 +153,7 @@ class Phase:
 
 def measure(servers: str, quick: bool, folder: Path) -> dict[str, float]:
     """All three phases."""
-    latency_s, flat_out_s, memory_s = (6.0, 6.0, 6.0) if quick else (15.0, 30.0, 120.0)
+    latency_s, flat_out_s, memory_s = (6.0, 6.0, 6.0) if quick else (15.0, 30.0, 300.0)
     # Small enough to be full after the second phase, large enough that nothing is evicted during the first.
     capacity = int(PACE * latency_s * 1.2)
     config = load_config("pong", [*SETS, f"replay.capacity_rows={capacity}"])
