@@ -205,7 +205,8 @@ class ParameterServerSection(Section):
         1, description="processes that hold each shard, as a chain: what anyone has read, every one of them has"
     )
     mode: Literal["ordered", "hogwild"] = Field(
-        "ordered", description="hogwild: threads apply dense gradients to one slice without locks; no bit-identity"
+        "ordered",
+        description="hogwild: threads apply dense gradients without locks, a stripe of the shard each; the same bits",
     )
     hogwild_threads: Annotated[int, Field(ge=1, le=64)] = Field(2, description="hogwild: threads of a shard")
     optimizer: Literal["adam", "adagrad", "rmsprop", "sgd"] = Field(
@@ -343,10 +344,9 @@ class Config(Section):
             raise ValueError(
                 f'run.synchronous needs learner.device = "cpu", not "{self.learner.device}": GPU kernels promise no equal bits'
             )
-        if self.parameter_server.mode == "hogwild" and (self.run.synchronous or self.parameter_server.replicas > 1):
+        if self.parameter_server.mode == "hogwild" and self.parameter_server.replicas > 1:
             raise ValueError(
-                'parameter_server.mode = "hogwild" gives no two servers the same bits: not with run.synchronous, nor with'
-                " parameter_server.replicas above 1"
+                'parameter_server.mode = "hogwild" goes with parameter_server.replicas = 1: a replica applies in one thread'
             )
         if self.actor.epsilon_end > self.actor.epsilon_start:
             raise ValueError(

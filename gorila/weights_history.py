@@ -182,7 +182,7 @@ class History(Protocol):
         ...
 
     def rebuild(self, shard: int, moment: Moment) -> RebuiltShard:
-        """A shard as it was, bit for bit. Raises OffsetGone; RunError: hogwild, and not a checkpoint's own version."""
+        """A shard as it was, bit for bit. Raises OffsetGone."""
         ...
 
     def first_checkpoint(self, shard: int, moment: Moment, config: Config) -> FirstCheckpoint:
@@ -190,11 +190,11 @@ class History(Protocol):
         ...
 
     def verify(self, shard: int) -> Checked:
-        """Everything recomputed and compared. Raises RunError naming the first mismatch, or for hogwild; OffsetGone."""
+        """Everything recomputed and compared. Raises RunError naming the first mismatch; OffsetGone."""
         ...
 
     def trace(self, shard: int, version: int, updates: int) -> list[TracedUpdate]:
-        """The newest updates up to a version, newest first. Raises OffsetGone; RunError for hogwild."""
+        """The newest updates up to a version, newest first. Raises OffsetGone."""
         ...
 
 

@@ -144,6 +144,7 @@ class Shard:
         if indices is None:
             self._apply.submit(*self._optimizer.call(state.weights, state.moments, values, self._last_rate))
         else:
+            self._apply.settle()  # sums of floats depend on their order
             self._optimizer.update_sparse(state.weights, state.moments, indices, values, self._last_rate)
         state.version += 1
         state.applied += 1

@@ -70,7 +70,7 @@ class TimeTravel:
     # ---- one moment
 
     def rebuild(self, shard: int, moment: Moment) -> RebuiltShard:
-        """Raises OffsetGone: the moment is outside the window. RunError: hogwild, and not a checkpoint's own version."""
+        """Raises OffsetGone: the moment is outside the window."""
         replayed = self._replay(shard, moment)
         state = replayed.state
         return RebuiltShard(shard, state.version, state.gradient_offset, state.weights, replayed.state_hash())
@@ -128,13 +128,7 @@ class TimeTravel:
         topic = self._service.topic("gradients")
         if moment.offset is not None and moment.offset >= window.gradients[1]:
             raise OffsetGone(f"gradient offset {moment.offset} is not there yet: {window.describe()}", topic, shard)
-        start, state = self._restored(catalogue, start_for(window, moment, topic))
-        exact = moment.version == start.version or moment.offset == start.gradient_offset
-        if self._section.mode == "hogwild" and not exact:
-            there = ", ".join(str(line.version) for line in window.checkpoints if line.usable)
-            raise RunError(
-                f'parameter_server.mode = "hogwild" keeps no order: only versions that were written as checkpoints can be had: {there}'
-            )
+        state = self._restored(catalogue, start_for(window, moment, topic))
         replayed = Replayed(self._service.config, state)
         end = window.gradients[1] if moment.offset is None else moment.offset + 1
         gradients = self._gradients(shard, state.gradient_offset + 1, end, replayed)
@@ -159,13 +153,13 @@ class TimeTravel:
             raise OffsetGone(f"that time is before what can be rebuilt: {window.describe()}", place[0], shard)
         return Moment(offset=before)
 
-    def _restored(self, catalogue: Catalogue, lines: list[Line]) -> tuple[Line, ShardState]:
+    def _restored(self, catalogue: Catalogue, lines: list[Line]) -> ShardState:
         shard, reasons = catalogue.shard, []
         topic = self._service.topic("checkpoints")
         for line in lines:
             low = self._bounds("checkpoints", shard)[0]
             try:
-                return line, restored(
+                return restored(
                     lambda start, stop: ((r.offset, m) for r, m in self._read("checkpoints", shard, start, stop)),
                     low,
                     line.offset,
@@ -180,13 +174,12 @@ class TimeTravel:
     # ---- all of it
 
     def verify(self, shard: int) -> Checked:
-        """Recompute everything from the oldest checkpoint and compare. Raises RunError: the first mismatch, or a hogwild run. OffsetGone: nothing is left."""
-        self.refuse_hogwild("verified")
+        """Recompute everything from the oldest checkpoint and compare. Raises RunError: the first mismatch. OffsetGone: nothing is left."""
         catalogue, window = self._look(shard)
         usable = sorted((line for line in window.checkpoints if line.usable), key=lambda line: line.version)
         if not usable:
             raise OffsetGone(window.describe(), self._service.topic("checkpoints"), shard)
-        _, state = self._restored(catalogue, usable)
+        state = self._restored(catalogue, usable)
         replayed = Replayed(self._service.config, state)
         names = {name: self._service.topic(name) for name in ("checkpoints", "weights", "gradients")}
         verification = Verification(self._service.config, replayed, window, names)
@@ -197,17 +190,8 @@ class TimeTravel:
             raise RunError("interrupted before the end of the log")
         return verification.finish()
 
-    def refuse_hogwild(self, what: str) -> None:
-        """Raises RunError for a run whose updates have no order."""
-        if self._section.mode == "hogwild":
-            raise RunError(
-                f'run {self._service.run} has parameter_server.mode = "hogwild": threads without an order give no two servers the same bits,'
-                f" so nothing can be {what}"
-            )
-
     def trace(self, shard: int, version: int, updates: int) -> list[TracedUpdate]:
-        """The newest `updates` updates up to a version, newest first. Raises OffsetGone: outside the window; RunError: hogwild."""
-        self.refuse_hogwild("traced")
+        """The newest `updates` updates up to a version, newest first. Raises OffsetGone: outside the window."""
         first = max(1, version - updates + 1)
         replayed = self._replay(shard, Moment(version=first - 1))
         tracer, made = Tracer(self._service), []
