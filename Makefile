@@ -28,7 +28,7 @@ train: $(READY) ## Train the preset (PRESET=cartpole) with a real broker and eve
 	@$(BIN)/gorila train $(PRESET)
 
 test: $(READY) ## All tests, the real broker included
-	@$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+	@$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 check: $(READY) ## Format, lint, types, import rules, generated documents, deploy manifests
 	@$(BIN)/ruff format --check .

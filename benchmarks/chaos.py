@@ -119,7 +119,7 @@ def run(
             print(f"WRONG: {line}")
         audit.close()
         injector.close()
-    except BaseException:
+    except Exception:
         print(_logs(fleet) if fleet.roles else "", file=sys.stderr)
         raise
     finally:
@@ -190,4 +190,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:  # everything was ended on the way here
+        raise SystemExit(130) from None

@@ -10,6 +10,25 @@ import pytest
 
 from gorila.local.broker import Broker, BrokerAddress
 
+# The longest first, most of a minute and more each: two workers that take files from one queue are then done at the same time.
+LONGEST = (
+    "test_resume_and_fork", "test_replay_elastic", "test_learner_group", "test_portable_replay", "test_train", "test_replication_exhaustive",
+    "test_replay_pipeline", "test_abort_and_resume", "test_documented_commands", "test_security", "test_broker",
+)  # fmt: skip
+# Then whatever runs processes; what computes only fills up the rest.
+FOLDERS = ("integration", "recovery", "learning", "pipelines", "processors", "contract", "unit")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files in the order in which they are best begun; tests within a file stay as they are."""
+
+    def place(item: pytest.Item) -> tuple[int, int]:
+        file, folder = item.path.stem, item.path.parent.name
+        longest = LONGEST.index(file) if file in LONGEST else len(LONGEST)
+        return longest, FOLDERS.index(folder) if folder in FOLDERS else len(FOLDERS)
+
+    items.sort(key=place)
+
 
 @pytest.fixture(scope="session")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerAddress]:
