@@ -83,6 +83,11 @@ class KeyValueFormatter(logging.Formatter):
         return line
 
 
+def _is_news(record: logging.LogRecord) -> bool:
+    """Not so what Beam says at every import: that a client of Google's, which nothing here uses, is not installed."""
+    return not record.getMessage().startswith("apitools not found")
+
+
 def open_log(name: str, always: Mapping[str, object], folder: Path | None, *, terminal: bool = True) -> EventLogger:
     """The process's log: stderr, and `folder`/logs/`name`.log when a folder is given. Replaces what an earlier call set up.
 
@@ -104,6 +109,7 @@ def open_log(name: str, always: Mapping[str, object], folder: Path | None, *, te
         handler.setFormatter(KeyValueFormatter(always))
         root.addHandler(handler)
     root.setLevel(logging.WARNING)
+    root.addFilter(_is_news)
     for package in OUR_PACKAGES:
         logging.getLogger(package).setLevel(logging.INFO)
     log = EventLogger(f"gorila.{name}", logging.INFO)

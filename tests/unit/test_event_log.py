@@ -69,3 +69,11 @@ def test_a_value_is_bare_where_that_is_unambiguous(value: object, text: str):
 def test_an_exception_is_shown_below_its_line():
     record = logging.LogRecord("x", logging.ERROR, "f", 1, "failed", (), (ValueError, ValueError("why"), None))
     assert "ValueError: why" in KeyValueFormatter({}).format(record)
+
+
+def test_what_beam_says_at_every_import_is_no_news(tmp_path: Path):
+    open_log("replay-0", {}, tmp_path, terminal=False)
+    logging.getLogger().warning("apitools not found, and so on")
+    logging.getLogger().warning("something else")
+    assert "apitools" not in (tmp_path / "logs" / "replay-0.log").read_text()
+    assert "something else" in (tmp_path / "logs" / "replay-0.log").read_text()
