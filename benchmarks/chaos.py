@@ -68,8 +68,9 @@ def strike_all(fleet: Fleet, striker: Striker, audit: Audit, faults: list[Fault]
         took_s, sick = fleet.until_healthy(fleet.mark(), PATIENCE_S)
         fleet.live(1.0)
         table.row(fault.kind, took_s, found.lost - lost, found.doubled - doubled)
+        plays = f"{fleet.recent_return():5.0f}"
         why = f"STILL SICK: {sick}" if sick else f"last: {fleet.last_sick}" if took_s > TELL_WHY_S else ""
-        print(f"{number:3} {fault!s:32} {took_s:5.1f} s  {why}".rstrip(), flush=True)
+        print(f"{number:3} {fault!s:32} {took_s:5.1f} s  {plays}  {why}".rstrip(), flush=True)
         for line in fleet.ended + found.lines:
             print(f"      {line}", flush=True)
         fleet.ended.clear()
@@ -102,6 +103,7 @@ def run(
         if sick:
             raise SystemExit(f"the run does not begin: {sick}\n{_logs(fleet)}")
         print(f"healthy {took_s:.1f} s after its start; {', '.join(kinds)}", flush=True)
+        print("fault, seconds until healthy, mean return of the actors' newest 20 episodes", flush=True)
         faults = schedule(kinds, options.faults, rng)
         table = strike_all(fleet, striker, audit, faults, options.minutes)
         lost, doubled = audit.findings.lost, audit.findings.doubled

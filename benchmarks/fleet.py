@@ -6,6 +6,7 @@ log in `broker_folder`: two folders, so that either disk can be filled alone.
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import threading
@@ -249,6 +250,11 @@ class Fleet:
             except psutil.Error:
                 continue
             self.rss[f"{name}/{pid}"].append((now_s, mebibytes))
+
+    def recent_return(self) -> float:
+        """Mean return of the actors' newest 20 episodes; NaN before the first."""
+        newest = self.returns[-20:]
+        return sum(newest) / len(newest) if newest else math.nan
 
     def _also(self, message: Message, _timestamp_ms: int) -> None:
         if isinstance(message, Episode) and message.role == "actor" and message.actor_id.startswith("actor-"):
