@@ -17,6 +17,7 @@ import argparse
 import json
 import logging
 import random
+import signal
 import statistics
 import subprocess
 import sys
@@ -192,6 +193,9 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    # Ended by a service manager, or started where Ctrl-C is ignored: broker, hosts and disks go all the same.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.default_int_handler)
     try:
         main()
     except KeyboardInterrupt:  # everything was ended on the way here
