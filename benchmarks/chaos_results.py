@@ -79,12 +79,13 @@ def verdicts(fleet: Fleet, injector: Injector) -> list[str]:
     if window < 10:
         wrong.append(f"only {len(fleet.returns)} episodes were played")
     else:
-        first, last = float(np.mean(fleet.returns[:window])), float(np.mean(fleet.returns[-window:]))
+        means = np.convolve(fleet.returns, np.full(window, 1 / window), "valid")
         print(
-            f"mean return of the first {window} episodes {first:.1f}, of the last {last:.1f}, of {len(fleet.returns)} in all"
+            f"mean return of the first {window} episodes {means[0]:.1f}, of the best {means.max():.1f}, of the last {means[-1]:.1f}, of {len(fleet.returns)} in all"
         )
-        if last <= first:
-            wrong.append(f"it does not learn: {first:.1f} at first, {last:.1f} at the end")
+        # Not the last: left alone beyond what solves it, the preset's rate makes it forget, without any fault too (benchmarks/results/faults).
+        if means.max() < 2 * means[0]:
+            wrong.append(f"it does not learn: {means[0]:.1f} at first, {means.max():.1f} at best")
     print(
         f"dead letters {fleet.follower.dead_letters()} (garbage written: {injector.poisoned}), largest lag {fleet.max_lag} records"
     )
