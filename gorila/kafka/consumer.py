@@ -44,6 +44,8 @@ SESSION_LOST = frozenset(
     }
 )
 
+FENCED = KafkaError(KafkaError.FENCED_INSTANCE_ID).str()
+
 # Who only looks takes what has come in this time with one fetch: answered record by record, onlookers cost the broker as much as the roles do.
 UNHURRIED_BYTES, UNHURRIED_MS = 1024 * 1024, 200
 
@@ -100,6 +102,7 @@ class Consumer:
         }
         if instance_id:
             extra["group.instance.id"] = instance_id
+        self._static = bool(instance_id)
         settings, self._link = cluster.client_settings("consumer", extra)
         self._servers, self._group, self._pid = cluster.bootstrap_servers, group, os.getpid()
         self._on_assign, self._on_revoke = on_assign, on_revoke
@@ -108,6 +111,9 @@ class Consumer:
         self._pending: deque[BrokerError] = deque()
         self.refused_commits = 0
         self._closing = False
+        self._subscribed: list[str] = []
+        self._held: set[Partition] = set()
+        self._settings = settings
         self._consumer = ck.Consumer(settings, logger=library_log)
 
     def _committed(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
@@ -123,6 +129,7 @@ class Consumer:
         """Share the topics' partitions with the group."""
         if self._group is None:
             raise BrokerError("subscribe needs a consumer group")
+        self._subscribed = list(topics)
         self._consumer.subscribe(list(topics), on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._revoked)
 
     def _assigned(self, consumer: Any, came: list[TopicPartition]) -> None:
@@ -137,6 +144,7 @@ class Consumer:
         for partition, (offset, _) in self.committed(unsaid).items() if unsaid else ():
             starts[partition] = ck.OFFSET_BEGINNING if offset is None else offset
         consumer.incremental_assign([TopicPartition(*p, starts[p]) for p in partitions])
+        self._held |= set(partitions)
         # A pause outlives the loss of a partition in librdkafka: one that was paused, lost and given back would never be read again.
         consumer.resume([TopicPartition(*p) for p in partitions])
 
@@ -144,7 +152,22 @@ class Consumer:
         if self._on_revoke and went:
             self._on_revoke([(p.topic, p.partition) for p in went])
         self._forget_gone({(p.topic, p.partition) for p in went})
+        self._held -= {(p.topic, p.partition) for p in went}
         consumer.incremental_unassign(went)
+
+    def _join_anew(self) -> None:
+        """A static member was silent for its session; what it sent next went out under its name without a member's id (a heartbeat of librdkafka's, say), and Kafka
+        took that for a second process of the name. For librdkafka such a consumer is dead, so another takes its place. Had there been a second process,
+        it is told now, and started again it tells us, who have an id then."""
+        log.warning("kafka.joins_anew group=%s", self._group)
+        dead, self._consumer = self._consumer, ck.Consumer(self._settings, logger=library_log)
+        dead.close()
+        if self._held and self._on_revoke:
+            self._on_revoke(sorted(self._held))
+        self._held.clear()
+        self._ends.clear()
+        self._pending.clear()
+        self.subscribe(self._subscribed)
 
     def assign(self, offsets: Mapping[Partition, int]) -> None:
         """Read exactly these partitions, from these offsets (EARLIEST and LATEST are taken too)."""
@@ -192,6 +215,8 @@ class Consumer:
             pass  # nobody needs a right on NO_GROUP
         elif error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
             self._pending.append(OffsetGone(f"topic {where[0]} partition {where[1]}: {error.str()}", *where))
+        elif error.code() == KafkaError._FATAL and FENCED in error.str() and self._session_is_over():
+            self._join_anew()
         elif (
             error.code() not in LATER
             and error.code() not in SESSION_LOST
@@ -213,6 +238,9 @@ class Consumer:
         """
         if not offsets:
             return
+        if self._session_is_over():
+            self._committed(KafkaError(KafkaError._ASSIGNMENT_LOST), [])
+            return
         marks = [TopicPartition(topic, p, offset, metadata) for (topic, p), offset in offsets.items()]
         try:
             self._consumer.commit(offsets=marks, asynchronous=not wait)
@@ -220,6 +248,11 @@ class Consumer:
             if error.args[0].code() not in SESSION_LOST and error.args[0].code() not in LATER:
                 raise refusal(f"Kafka at {self._servers}: committing for {self._group}", error.args[0]) from None
             self._committed(error.args[0], [])
+
+    def _session_is_over(self) -> bool:
+        """Whether a static member was silent for longer than its session and has not joined again. What it commits then goes out under its name without a member's
+        id; Kafka takes that for a second process of the name, and librdkafka takes Kafka's word for the end of this one."""
+        return self._static and bool(self._subscribed) and not self._consumer.memberid()
 
     def committed(
         self, partitions: Sequence[Partition], timeout_s: float = 10.0

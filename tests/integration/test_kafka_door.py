@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from confluent_kafka import KafkaException, TopicPartition
 
 from gorila.errors import BrokerError, OffsetGone, RecordTooLarge
 from gorila.flow import LagGate
@@ -400,3 +401,46 @@ def test_a_broker_that_goes_and_comes_back_costs_two_log_lines_and_no_record(
         producer.close()
     finally:
         embedded.stop()
+
+
+@pytest.mark.parametrize("past_the_door", [False, True])
+def test_a_static_member_whose_session_ran_out_is_not_fenced_by_itself(tmp_path: Path, past_the_door: bool):
+    """Seen with brokers that were away for 10 s: what is sent between the session's end and the next joining names the member without its id, and Kafka
+    takes it for another process of that name. Commits are held back then; librdkafka's own heartbeats cannot be: a commit past our door stands for them."""
+    went: list[tuple[str, int]] = []
+    own = Broker(tmp_path / "broker")
+    cluster = Cluster(own.start().bootstrap_servers)
+    restart = threading.Timer(10.5, own.start)  # a session is 10 s; the group's members are kept in its log
+
+    def revoked(partitions: list[tuple[str, int]]) -> None:
+        if past_the_door and not went:
+            with pytest.raises(KafkaException, match="fenced"):
+                member._consumer.commit(offsets=[TopicPartition("t", 0, 0)], asynchronous=False)
+        else:
+            member.commit(dict.fromkeys(partitions, 0), wait=True)  # as roles do: their next owner starts there
+        went.extend(partitions)
+
+    try:
+        cluster.admin().create_topics([NewTopic("t", 1, 1, {})])
+        member = cluster.consumer("g", instance_id="one", on_revoke=revoked)
+        member.subscribe(["t"])
+        while not member.assignment():
+            member.poll_many(1, 0.1)
+        own.stop()
+        restart.start()
+        while not went:
+            member.poll_many(1, 0.1)
+        while not member.assignment():
+            member.poll_many(1, 0.1)
+        assert went == [("t", 0)] and member.refused_commits == (0 if past_the_door else 1)
+        producer = cluster.producer()
+        producer.send("t", b"x", partition=0)
+        _flush_all(producer)
+        assert read(member, 1)[0].value == b"x"
+        member.close()
+        producer.close()
+    finally:
+        restart.cancel()
+        if restart.is_alive():
+            restart.join()
+        own.stop()
