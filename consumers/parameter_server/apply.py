@@ -17,12 +17,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from consumers.parameter_server.optimizers import Call
 from gorila.config import ParameterServerSection
 
 WAITING_PER_THREAD = 2
 LINE = 16  # float32 in a cache line of 64 bytes
-Update = tuple[Callable[..., None], tuple[Any, ...]]
-"""A kernel and what it is called with."""
 
 
 class Apply(Protocol):
@@ -59,7 +58,7 @@ class ApplyHogwild:
     """In `threads` threads, a stripe of the slice each, without locks between them."""
 
     def __init__(self, threads: int) -> None:
-        self._waiting: list[queue.Queue[Update | None]] = [queue.Queue(WAITING_PER_THREAD) for _ in range(threads)]
+        self._waiting: list[queue.Queue[Call | None]] = [queue.Queue(WAITING_PER_THREAD) for _ in range(threads)]
         self._failure: BaseException | None = None
         self._threads = [
             threading.Thread(target=self._work, args=(number,), name=f"hogwild-{number}", daemon=True)

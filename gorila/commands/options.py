@@ -49,6 +49,12 @@ Reprioritise = Annotated[
 ]
 
 
+def refuse_folder(out: Path | None) -> None:
+    """`--out` where a folder cannot stand. Raises UsageError."""
+    if out is not None and not out.name:
+        raise UsageError(f"--out {out}: a folder, not a file to write")
+
+
 def local_bootstrap_servers() -> str:
     """Of the embedded broker that runs here. Raises UsageError when there is none."""
     from gorila.local.broker import Broker

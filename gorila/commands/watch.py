@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from gorila.commands.options import AnyRun, KafkaSets, Servers, cluster_asked, servers_asked
+from gorila.commands.options import AnyRun, KafkaSets, NamedRun, Servers, cluster_asked, refuse_folder, servers_asked
 
 _PANEL = "Watch a run"
 
@@ -79,7 +79,7 @@ def register(app: typer.Typer) -> None:
 
     @app.command(rich_help_panel=_PANEL)
     def report(
-        run: Annotated[str, typer.Argument(metavar="RUN", help="Name of the run.")],
+        run: NamedRun,
         runs_dir: Annotated[Path, typer.Option(help="Where the folders of runs are.")] = Path("runs"),
         out: Annotated[
             Path | None, typer.Option(help="The file to write. Default: report.html in the run's folder.")
@@ -96,8 +96,7 @@ def register(app: typer.Typer) -> None:
         from gorila.run_record import check_name
 
         check_name(run)
-        if out is not None and not out.name:
-            raise UsageError(f"--out {out}: a folder, not a file to write")
+        refuse_folder(out)
         try:
             servers, why = servers_asked(bootstrap_servers, sets), ""
         except UsageError as error:  # a report of a folder needs no Kafka

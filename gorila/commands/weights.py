@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gorila.commands.options import Json, KafkaSets, NamedRun, Servers, servers_asked
+from gorila.commands.options import Json, KafkaSets, NamedRun, Servers, refuse_folder, servers_asked
 from gorila.errors import UsageError
 from gorila.local.live_view import eta
 from gorila.moments import milliseconds
@@ -139,8 +139,7 @@ def get(
     import numpy as np
 
     moment = _moment(version, offset, timestamp)
-    if out is not None and not out.name:
-        raise UsageError(f"--out {out}: a folder, not a file to write")
+    refuse_folder(out)
     if out is not None and not out.parent.is_dir():
         raise UsageError(f"--out {out}: there is no folder {out.parent}")
     service, past = _open(run, bootstrap_servers, sets)

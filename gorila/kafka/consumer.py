@@ -102,7 +102,6 @@ class Consumer:
         }
         if instance_id:
             extra["group.instance.id"] = instance_id
-        self._static = bool(instance_id)
         settings, self._link = cluster.client_settings("consumer", extra)
         self._servers, self._group, self._pid = cluster.bootstrap_servers, group, os.getpid()
         self._on_assign, self._on_revoke = on_assign, on_revoke
@@ -252,7 +251,7 @@ class Consumer:
     def _session_is_over(self) -> bool:
         """Whether a static member was silent for longer than its session and has not joined again. What it commits then goes out under its name without a member's
         id; Kafka takes that for a second process of the name, and librdkafka takes Kafka's word for the end of this one."""
-        return self._static and bool(self._subscribed) and not self._consumer.memberid()
+        return "group.instance.id" in self._settings and bool(self._subscribed) and not self._consumer.memberid()
 
     def committed(
         self, partitions: Sequence[Partition], timeout_s: float = 10.0

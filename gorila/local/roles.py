@@ -9,20 +9,20 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gorila.config import LOCAL_SECTIONS, Config
 from gorila.errors import RunError
+from gorila.local.restart_budget import RestartBudget
 from gorila.settings import CREDENTIALS, ENV_PREFIX
 
 if TYPE_CHECKING:
     from gorila.offline import OfflineReplay
 
 STOP_WITHIN_S = 4.0  # of the 5 that a stop may take: the summary needs the rest
-# A role may die this often in a row; living for LIVED_S earns one more. So what dies for ever ends the run, and a kill now and then does not.
-CRASHES_ALLOWED = 5
+CRASHES_ALLOWED = 5  # of a role, in a row
 LIVED_S = 120.0
 FIRST_BACKOFF_S = 0.1
 LONGEST_BACKOFF_S = 5.0
@@ -51,7 +51,7 @@ class RoleProcess:
     _process: subprocess.Popen[bytes] | None = None
     _not_before: float = 0.0
     _started_s: float = 0.0
-    _crashes_left: float = CRASHES_ALLOWED
+    _budget: RestartBudget = field(default_factory=lambda: RestartBudget(CRASHES_ALLOWED, LIVED_S))
 
     @property
     def name(self) -> str:
@@ -97,14 +97,12 @@ class RoleProcess:
             return f"{self.name} is done"
         if code == REFUSED:
             raise RunError(f"{self.name} refused to start: {self.last_lines(1)}")
-        self._crashes_left = min(CRASHES_ALLOWED, self._crashes_left + (now_s - self._started_s) / LIVED_S) - 1
         how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-        if self._crashes_left < 0:
+        if not self._budget.spend(now_s - self._started_s):
             raise RunError(
                 f"{self.name} keeps ending ({how}, {self.restarts} restarts); its last lines ({self.log}):\n{self.last_lines(8)}"
             )
-        in_a_row = round(CRASHES_ALLOWED - 1 - self._crashes_left)
-        backoff = min(LONGEST_BACKOFF_S, FIRST_BACKOFF_S * 2**in_a_row)
+        backoff = min(LONGEST_BACKOFF_S, FIRST_BACKOFF_S * 2**self._budget.in_a_row)
         self._not_before = now_s + backoff
         return f"{self.name} ended ({how}); restarting in {backoff:.1f} s"
 

@@ -31,6 +31,7 @@ from gorila.errors import BrokerError, GorilaError, LocalError, RunError, while_
 from gorila.kafka import Cluster
 from gorila.local.broker import Broker
 from gorila.local.live_view import LiveView
+from gorila.local.restart_budget import RestartBudget
 from gorila.local.roles import RoleProcess, local_sets, role_processes, stop_all
 from gorila.local.run_parts import Part, begin_part, earlier_s
 from gorila.local.shared_broker import shared_broker
@@ -50,8 +51,7 @@ T = TypeVar("T")
 
 LAG_EVERY_S = 1.0
 WEIGHTS_EVERY_S = 2.0
-# The broker may end this often in a row; living for BROKER_LIVED_S earns one more, as with roles.
-BROKER_RESTARTS = 3
+BROKER_RESTARTS = 3  # in a row
 BROKER_LIVED_S = 300.0
 INTERRUPTED = "interrupted"
 
@@ -154,7 +154,7 @@ class Supervision:
         broker: Broker | None = None,
     ) -> None:
         self._config, self._roles, self._broker = config, roles, broker
-        self._broker_restarts_left: float = BROKER_RESTARTS
+        self._broker_budget = RestartBudget(BROKER_RESTARTS, BROKER_LIVED_S)
         self._broker_started_s = time.monotonic()
         self._follower, self._progress, self._view = follower, progress, view
         self._shown_evaluation: object = None
@@ -195,9 +195,7 @@ class Supervision:
         """A local Kafka that died is started again where it was: its log and its port are kept, roles find it by themselves."""
         if self._broker is None or self._broker.status() is not None:
             return
-        lived_s = time.monotonic() - self._broker_started_s
-        self._broker_restarts_left = min(BROKER_RESTARTS, self._broker_restarts_left + lived_s / BROKER_LIVED_S) - 1
-        if self._broker_restarts_left < 0:
+        if not self._broker_budget.spend(time.monotonic() - self._broker_started_s):
             raise BrokerError(f"Kafka keeps ending; its log: {self._broker.data.log_file}")
         self._view.event("Kafka ended; starting it again")
         self._broker.start()

@@ -1,4 +1,4 @@
-"""`--out` with a folder where a file belongs is one line, before anything is asked of Kafka."""
+"""What a command says before anything is asked of Kafka: that `--out` is a folder, in one line; its version."""
 
 from __future__ import annotations
 
